@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+//
+// A CUresult as a sentence and as a status. The driver's own name and text come first, since it knows codes that are
+// newer than this file; a short list of names stands in where it knows none (a stub answers every call with 34).
+#include <driver/lifetime.hpp>
+#include <driver/loader.hpp>
+
+namespace gpuloan::driver {
+namespace {
+
+// Codes without a name in types.hpp: those that end a context, that belong to a capture, that MPS gives.
+enum MoreCodes : int {
+  InsufficientDriver = 35,
+  EccUncorrectable = 214,
+  NvlinkUncorrectable = 220,
+  Contained = 226,
+  LaunchTimeout = 702,
+  AssertFailed = 710,
+  HardwareStackError = 714,
+  IllegalInstruction = 715,
+  MisalignedAddress = 716,
+  InvalidAddressSpace = 717,
+  InvalidProgramCounter = 718,
+  TensorMemoryLeak = 721,
+  MpsConnectionFailed = 805,
+  MpsClientTerminated = 810,
+  StreamCaptureWrongThread = 908,
+};
+
+const char* fallback_name(CuResult code) noexcept {
+  switch (code) {
+    case InvalidValue: return "CUDA_ERROR_INVALID_VALUE";
+    case OutOfMemory: return "CUDA_ERROR_OUT_OF_MEMORY";
+    case NotInitialized: return "CUDA_ERROR_NOT_INITIALIZED";
+    case Deinitialized: return "CUDA_ERROR_DEINITIALIZED";
+    case StubLibrary: return "CUDA_ERROR_STUB_LIBRARY";
+    case InsufficientDriver: return "CUDA_ERROR_INSUFFICIENT_DRIVER";
+    case CallRequiresNewerDriver: return "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
+    case DeviceUnavailable: return "CUDA_ERROR_DEVICE_UNAVAILABLE";
+    case NoDevice: return "CUDA_ERROR_NO_DEVICE";
+    case InvalidDevice: return "CUDA_ERROR_INVALID_DEVICE";
+    case InvalidContext: return "CUDA_ERROR_INVALID_CONTEXT";
+    case OperatingSystem: return "CUDA_ERROR_OPERATING_SYSTEM";
+    case NotReady: return "CUDA_ERROR_NOT_READY";
+    case IllegalAddress: return "CUDA_ERROR_ILLEGAL_ADDRESS";
+    case LaunchFailed: return "CUDA_ERROR_LAUNCH_FAILED";
+    case NotSupported: return "CUDA_ERROR_NOT_SUPPORTED";
+    case SystemNotReady: return "CUDA_ERROR_SYSTEM_NOT_READY";
+    case SystemDriverMismatch: return "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
+    case CompatNotSupportedOnDevice: return "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE";
+    case Unknown: return "CUDA_ERROR_UNKNOWN";
+    default: return "CUresult";
+  }
+}
+
+// After these no call in the context succeeds any more; only a new process helps.
+bool is_sticky(CuResult code) noexcept {
+  switch (code) {
+    case EccUncorrectable:
+    case NvlinkUncorrectable:
+    case Contained:
+    case IllegalAddress:
+    case LaunchTimeout:
+    case ContextIsDestroyed:
+    case AssertFailed:
+    case HardwareStackError:
+    case IllegalInstruction:
+    case MisalignedAddress:
+    case InvalidAddressSpace:
+    case InvalidProgramCounter:
+    case LaunchFailed:
+    case TensorMemoryLeak:
+    case MpsClientTerminated: return true;
+    default: return false;
+  }
+}
+
+bool is_capture(CuResult code) noexcept { return code >= StreamCaptureUnsupported && code <= StreamCaptureWrongThread; }
+
+gpuloan_status status_of(CuResult code) noexcept {
+  if (code == OutOfMemory) return GPULOAN_ERR_DEVICE_MEMORY;
+  if (is_sticky(code)) return GPULOAN_ERR_DEVICE_LOST;
+  if (is_capture(code)) return GPULOAN_ERR_CAPTURE;
+  return GPULOAN_ERR_DRIVER;
+}
+
+const char* remedy(CuResult code) noexcept {
+  if (is_sticky(code)) return "; this process's CUDA context is unusable: end the process and start it again";
+  if (is_capture(code)) return "; a stream of this process is in graph capture: end the capture first";
+  if (code >= MpsConnectionFailed && code < MpsClientTerminated) return "; look at the MPS control daemon and its log";
+  switch (code) {
+    case OutOfMemory: return "; free device memory in this or other processes";
+    case NotInitialized: return "; CUDA cannot be used in a forked child: start workers with exec";
+    case Deinitialized: return "; the driver is shutting down with the process";
+    case DeviceUnavailable: return "; another process holds the device: look at its compute mode";
+    case InvalidContext: return "; the CUDA context was destroyed, or is not of this device";
+    case OperatingSystem: return "; look at RLIMIT_NOFILE and at the permissions of /dev/nvidia*";
+    case NotPermitted: return "; the driver does not permit it to this user or container";
+    case NotSupported: return "; this device or platform (WSL2, vGPU, an integrated GPU) does not support it";
+    case SystemNotReady: return "; start nvidia-fabricmanager, or wait for it";
+    case Unknown: return "; look for NVRM and Xid lines in the kernel log";
+    default: return "";
+  }
+}
+
+} // namespace
+
+std::string code_text(const Driver& driver, CuResult code) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (calls_allowed()) {
+    const Table& call = driver.call;
+    if (call.cuGetErrorName == nullptr || call.cuGetErrorName(code, &name) != Success) name = nullptr;
+    if (call.cuGetErrorString == nullptr || call.cuGetErrorString(code, &text) != Success) text = nullptr;
+  }
+  std::string sentence = std::string(name != nullptr ? name : fallback_name(code)) + " (" + std::to_string(code) + ")";
+  if (text != nullptr) sentence += ": " + std::string(text);
+  return sentence;
+}
+
+Error Driver::error(const char* function, CuResult code) const {
+  return Error{status_of(code), std::string(function) + ": " + code_text(*this, code) + " [" + describe() + "]" + remedy(code)};
+}
+
+} // namespace gpuloan::driver

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+//
+// Gpu: one device of a Driver and the CUDA context that gpuloan works in.
+//
+// The context is the caller's current one if it has one when the Gpu is made, else the device's primary context, which
+// is retained at the first use and not before: a process that never borrows makes no context.
+#pragma once
+
+#include <driver/driver.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+namespace gpuloan::driver {
+
+// What one device can do, probed on it. Fields as in gpuloan_device_info.
+struct Floors {
+  std::uint32_t bits = 0;    // gpuloan_floor
+  std::uint32_t missing = 0; // gpuloan_floor
+  std::string reason;        // per missing floor: what is lost and why, one sentence each, separated by "; "
+  std::size_t granularity = 0;
+  std::size_t total_bytes = 0;
+  int compute_mode = 0;
+  int integrated = 0;
+  Uuid uuid = {};
+  std::string name;
+  [[nodiscard]] bool has(gpuloan_floor floor) const noexcept { return (bits & static_cast<std::uint32_t>(floor)) != 0; }
+};
+// By attribute and symbol; makes no CUDA context. A failing attribute query counts as 0 (K2).
+[[nodiscard]] Result<Floors> probe_floors(const Driver& driver, int ordinal);
+
+class Gpu {
+ public:
+  // Current context of the calling thread, else `ordinal`. NO_DEVICE names how many there are.
+  [[nodiscard]] static Result<std::shared_ptr<Gpu>> open(std::shared_ptr<const Driver> driver, int ordinal);
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+  ~Gpu(); // releases the primary context if it was retained
+
+  [[nodiscard]] const Driver& driver() const noexcept { return *driver_; }
+  [[nodiscard]] const Floors& floors() const noexcept { return floors_; }
+  [[nodiscard]] Device device() const noexcept { return device_; }
+  [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+  [[nodiscard]] bool context_made() const noexcept;
+
+  // Makes the context current and the thread's capture mode relaxed for the scope's life, so that the library's own
+  // calls never invalidate a caller's graph capture; both are put back. Check ok() first: the primary context may fail.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(Gpu& gpu);
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope();
+    [[nodiscard]] const Result<void>& ok() const noexcept { return ok_; }
+
+   private:
+    Gpu& gpu_;
+    Result<void> ok_;
+    int mode_ = CaptureRelaxed;
+    bool pushed_ = false, mode_set_ = false;
+  };
+
+ private:
+  Gpu() = default;
+  [[nodiscard]] Result<Context> context();
+  std::shared_ptr<const Driver> driver_;
+  Floors floors_;
+  Device device_ = 0;
+  int ordinal_ = 0;
+  std::mutex mutex_;
+  std::atomic<Context> context_{nullptr};
+  bool retained_ = false;
+};
+
+} // namespace gpuloan::driver

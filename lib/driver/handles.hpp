@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+//
+// Typed owners of driver objects: one class, one resource, move-only. Each keeps its Gpu alive and enters its context for
+// the calls it makes; destructors do nothing once calls_allowed() is false. A raw Stream, Event, DevicePtr or MemHandle
+// in a signature is borrowed for the call.
+#pragma once
+
+#include <base/unique_fd.hpp>
+#include <driver/gpu.hpp>
+
+#include <span>
+
+namespace gpuloan::driver {
+
+class OwnedStream {
+ public:
+  OwnedStream() noexcept = default;
+  [[nodiscard]] static Result<OwnedStream> create(std::shared_ptr<Gpu> gpu); // non-blocking
+  OwnedStream(OwnedStream&& other) noexcept;
+  OwnedStream& operator=(OwnedStream&& other) noexcept;
+  ~OwnedStream();
+  [[nodiscard]] Stream get() const noexcept { return stream_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return stream_ != nullptr; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  Stream stream_ = nullptr;
+};
+
+class OwnedEvent {
+ public:
+  OwnedEvent() noexcept = default;
+  // flags: EventFlags; timing is always disabled.
+  [[nodiscard]] static Result<OwnedEvent> create(std::shared_ptr<Gpu> gpu, unsigned flags);
+  [[nodiscard]] static Result<OwnedEvent> open_ipc(std::shared_ptr<Gpu> gpu, const IpcEventHandle& handle);
+  OwnedEvent(OwnedEvent&& other) noexcept;
+  OwnedEvent& operator=(OwnedEvent&& other) noexcept;
+  ~OwnedEvent();
+  [[nodiscard]] Event get() const noexcept { return event_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return event_ != nullptr; }
+  [[nodiscard]] Result<IpcEventHandle> ipc_handle() const;
+  [[nodiscard]] Result<void> record(Stream stream) const;
+  // true: everything recorded is complete (also when nothing was ever recorded: S11).
+  [[nodiscard]] Result<bool> query() const;
+  // Sleeps until everything recorded is complete. Only for work that nothing but this process can hold up.
+  [[nodiscard]] Result<void> synchronize() const;
+  // Gives the driver object up without destroying it: for events a dead peer may have left pending (S5).
+  void abandon() noexcept { event_ = nullptr; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  Event event_ = nullptr;
+};
+
+// Physical memory made by cuMemCreate or imported; released, not freed: it lives until its last mapping is gone (V3).
+class VmmHandle {
+ public:
+  VmmHandle() noexcept = default;
+  // `bytes` is a multiple of the granularity. DEVICE_MEMORY names the size and what is free.
+  [[nodiscard]] static Result<VmmHandle> create(std::shared_ptr<Gpu> gpu, std::size_t bytes);
+  [[nodiscard]] static Result<VmmHandle> import_fd(std::shared_ptr<Gpu> gpu, int fd, std::size_t bytes);
+  VmmHandle(VmmHandle&& other) noexcept;
+  VmmHandle& operator=(VmmHandle&& other) noexcept;
+  ~VmmHandle();
+  [[nodiscard]] MemHandle get() const noexcept { return handle_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return gpu_ != nullptr; }
+  [[nodiscard]] Result<UniqueFd> export_fd() const; // CLOEXEC is set at once
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  MemHandle handle_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// A reserved address range with one handle mapped whole into it (V10), accessible as given for its whole life.
+class VmmMapping {
+ public:
+  VmmMapping() noexcept = default;
+  [[nodiscard]] static Result<VmmMapping> map(std::shared_ptr<Gpu> gpu, const VmmHandle& handle, AccessFlags access);
+  VmmMapping(VmmMapping&& other) noexcept;
+  VmmMapping& operator=(VmmMapping&& other) noexcept;
+  ~VmmMapping(); // unmaps and frees the addresses; does not wait for running work (R22)
+  [[nodiscard]] DevicePtr pointer() const noexcept { return pointer_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return pointer_ != 0; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  DevicePtr pointer_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// Host memory registered with the device; the memory itself belongs to somebody else and must outlive this.
+class HostRegistration {
+ public:
+  HostRegistration() noexcept = default;
+  [[nodiscard]] static Result<HostRegistration> create(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory);
+  HostRegistration(HostRegistration&& other) noexcept;
+  HostRegistration& operator=(HostRegistration&& other) noexcept;
+  ~HostRegistration();
+  [[nodiscard]] DevicePtr device_pointer() const noexcept { return device_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return host_ != nullptr; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  void* host_ = nullptr;
+  DevicePtr device_ = 0;
+};
+
+} // namespace gpuloan::driver
