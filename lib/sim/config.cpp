@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+//
+// Parsing of the GPULOAN_SIM_* variables and of CUDA_VISIBLE_DEVICES. Everything here runs once, before any other part
+// of the library looks at the result, so nothing of it is locked.
+#include <sim/config.hpp>
+#include <sim/device.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <type_traits>
+#include <unistd.h>
+
+namespace gpuloan::sim {
+namespace {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+template <typename Number>
+bool parse_number(std::string_view text, Number& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+class Parser {
+ public:
+  Config run() {
+    parse_state();
+    number("GPULOAN_SIM_DEVICES", config_.devices, 0, kMaxDevices);
+    std::uint64_t mebibytes = config_.memory_bytes >> 20;
+    number("GPULOAN_SIM_MEMORY_MIB", mebibytes, 2, std::uint64_t{1} << 24);
+    config_.memory_bytes = mebibytes << 20;
+    std::uint64_t lag_us = config_.lag_ns / 1000;
+    number("GPULOAN_SIM_LAG_US", lag_us, 0, 60'000'000);
+    config_.lag_ns = lag_us * 1000;
+    number("GPULOAN_SIM_VERSION", config_.version, 1000, 99'999);
+    CuResult code = Success;
+    parse_visible();
+    if (number("GPULOAN_SIM_INIT_RESULT", code, 0, 999)) config_.init_result = code;
+    parse_without();
+    parse_faults();
+    return std::move(config_);
+  }
+
+ private:
+  void reject(const char* variable, std::string_view value, const char* expected) {
+    complain(std::string(variable) + ": '" + std::string(value) + "' is not " + expected);
+    config_.valid = false;
+  }
+
+  template <typename Number>
+  bool number(const char* variable, Number& out, std::type_identity_t<Number> low, std::type_identity_t<Number> high) {
+    const char* text = std::getenv(variable);
+    if (text == nullptr || *text == '\0') return false;
+    Number value{};
+    if (!parse_number(text, value) || value < low || value > high) {
+      reject(variable, text, ("a number from " + std::to_string(low) + " to " + std::to_string(high)).c_str());
+      return false;
+    }
+    out = value;
+    return true;
+  }
+
+  void parse_state() {
+    const char* path = std::getenv("GPULOAN_SIM_STATE");
+    config_.state_path =
+        path != nullptr && *path != '\0' ? std::string(path) : "/dev/shm/gpuloan-sim-" + std::to_string(::geteuid());
+  }
+
+  void parse_without() {
+    const char* text = std::getenv("GPULOAN_SIM_WITHOUT");
+    if (text == nullptr || *text == '\0') return;
+    constexpr std::pair<std::string_view, Group> kNames[] = {{"vmm", Group::Vmm},
+                                                             {"memops", Group::MemOps},
+                                                             {"ipc-events", Group::IpcEvents},
+                                                             {"host-register", Group::HostRegister},
+                                                             {"capture", Group::Capture}};
+    constexpr std::string_view kSymbols = "symbols:";
+    for (const std::string_view part : split(text, ',')) {
+      if (part.starts_with(kSymbols)) {
+        const Row row = row_by_name(part.substr(kSymbols.size()));
+        if (row == Row::Count) reject("GPULOAN_SIM_WITHOUT", part, "symbols:<a function of the driver>");
+        config_.hidden.push_back(row);
+        continue;
+      }
+      const auto* found =
+          std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& entry) { return entry.first == part; });
+      if (found == std::end(kNames)) {
+        reject("GPULOAN_SIM_WITHOUT", part, "one of vmm, memops, ipc-events, host-register, capture, symbols:<name>");
+      } else {
+        config_.without |= 1U << static_cast<unsigned>(found->second);
+      }
+    }
+  }
+
+  void parse_faults() {
+    const char* text = std::getenv("GPULOAN_SIM_FAIL");
+    if (text == nullptr || *text == '\0') return;
+    for (const std::string_view part : split(text, ',')) {
+      const auto fields = split(part, ':');
+      FaultRule rule;
+      bool good = fields.size() == 3;
+      if (good) {
+        std::string_view nth = fields[1];
+        rule.row = row_by_name(fields[0]);
+        rule.onwards = nth.ends_with('+');
+        if (rule.onwards) nth.remove_suffix(1);
+        good = rule.row != Row::Count && parse_number(nth, rule.first) && rule.first > 0 &&
+               parse_number(fields[2], rule.code);
+      }
+      if (good) {
+        config_.faults.push_back(rule);
+      } else {
+        reject("GPULOAN_SIM_FAIL", part, "<function>:<n or n+>:<result>, the function by its base name");
+      }
+    }
+  }
+
+  // As the real driver: all ordinals or all UUIDs (a unique prefix will do), as the first entry says; what follows the
+  // first bad one is not visible; and naming a device twice is an error of cuInit.
+  void parse_visible() {
+    const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (text == nullptr) {
+      for (int ordinal = 0; ordinal < config_.devices; ++ordinal) config_.visible.push_back(ordinal);
+      return;
+    }
+    const bool by_uuid = std::string_view(text).starts_with("GPU-");
+    for (const std::string_view part : split(text, ',')) {
+      const int ordinal = part.starts_with("GPU-") == by_uuid ? find_device(part) : -1;
+      if (ordinal < 0) return;
+      if (std::find(config_.visible.begin(), config_.visible.end(), ordinal) != config_.visible.end()) {
+        config_.init_result = InvalidDevice;
+        return;
+      }
+      config_.visible.push_back(ordinal);
+    }
+  }
+
+  [[nodiscard]] int find_device(std::string_view part) const {
+    int ordinal = -1;
+    if (parse_number(part, ordinal)) return ordinal >= 0 && ordinal < config_.devices ? ordinal : -1;
+    if (!part.starts_with("GPU-")) return -1;
+    int found = -1;
+    for (int candidate = 0; candidate < config_.devices; ++candidate) {
+      if (!uuid_text(device_uuid(candidate)).starts_with(part)) continue;
+      if (found >= 0) return -1;
+      found = candidate;
+    }
+    return found;
+  }
+
+  Config config_;
+};
+
+} // namespace
+
+const Config& config() {
+  static const Config* instance = new Config(Parser().run()); // never destroyed: used until the process is gone
+  return *instance;
+}
+
+void complain(const std::string& text) noexcept { std::fprintf(stderr, "gpuloan-sim: %s\n", text.c_str()); }
+
+} // namespace gpuloan::sim

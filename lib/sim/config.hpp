@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+//
+// The environment variables of the simulated driver, read once per process at its first driver call (README.md lists
+// them). A value that cannot be understood is never ignored: it is reported on stderr and cuInit fails.
+#pragma once
+
+#include <sim/rows.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gpuloan::sim {
+
+inline constexpr int kMaxDevices = 8;
+
+struct FaultRule {
+  Row row = Row::Count;
+  std::uint64_t first = 0;
+  bool onwards = false; // every call from the first on, not that one alone
+  CuResult code = Success;
+};
+
+struct Config {
+  std::string state_path;
+  int devices = 1;
+  std::uint64_t memory_bytes = std::uint64_t{143360} << 20;
+  std::uint64_t lag_ns = 200'000;
+  int version = 13000;
+  std::optional<CuResult> init_result;
+  unsigned without = 0; // one bit per Group
+  std::vector<Row> hidden; // what cuGetProcAddress denies
+  std::vector<FaultRule> faults;
+  std::vector<int> visible; // physical ordinals in the order that CUDA_VISIBLE_DEVICES gives them
+  bool valid = true;
+
+  [[nodiscard]] bool has(Group group) const noexcept { return (without & (1U << static_cast<unsigned>(group))) == 0; }
+};
+
+[[nodiscard]] const Config& config();
+
+// Writes "gpuloan-sim: <text>" to stderr: the only output that this library ever makes.
+void complain(const std::string& text) noexcept;
+
+} // namespace gpuloan::sim

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+//
+// The functions of sim.h. They pass no gate: faults on demand are for the driver's own functions.
+#include <sim/address_space.hpp>
+#include <sim/event.hpp>
+#include <sim/faults.hpp>
+#include <sim/memory.hpp>
+#include <sim/process.hpp>
+#include <sim/sim.h>
+#include <sim/stream.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+#define GPULOAN_SIM_PUBLIC extern "C" __attribute__((visibility("default")))
+
+namespace gpuloan::sim {
+namespace {
+
+class Delay final : public Operation {
+ public:
+  explicit Delay(unsigned microseconds) : length_(microseconds) {}
+  CuResult run(StreamState& stream) override {
+    const auto end = Clock::now() + length_;
+    std::unique_lock lock(stream.context->mutex);
+    stream.context->progress.wait_until(lock, end, [&] { return stream.context->cancelled(); });
+    return Success;
+  }
+
+ private:
+  const std::chrono::microseconds length_;
+};
+
+CuResult find_stream(void* handle, StreamRef& out) {
+  if (const CuResult result = process_state()) return result;
+  if (!current_context()) return InvalidContext;
+  return resolve_stream(static_cast<Stream>(handle), out);
+}
+
+std::int64_t live(std::string_view what) {
+  const auto counts = AddressSpace::get().counts();
+  const std::pair<std::string_view, std::size_t> all[] = {
+      {"contexts", live_contexts()},     {"streams", live_streams()},
+      {"events", live_events()},         {"handles", live_memory_handles()},
+      {"mappings", counts.mapped},       {"reservations", counts.reservations - counts.allocated},
+      {"allocations", counts.allocated}, {"host", counts.host},
+      {"waits", live_waits()},
+  };
+  const auto* found =
+      std::find_if(std::begin(all), std::end(all), [&](const auto& entry) { return entry.first == what; });
+  return found != std::end(all) ? static_cast<std::int64_t>(found->second) : -1;
+}
+
+} // namespace
+} // namespace gpuloan::sim
+
+using namespace gpuloan::sim;
+
+GPULOAN_SIM_PUBLIC int gpuloan_sim_stream_delay(void* stream, unsigned microseconds) {
+  StreamRef found;
+  if (const CuResult result = find_stream(stream, found)) return result;
+  return submit(found, std::make_unique<Delay>(microseconds));
+}
+
+GPULOAN_SIM_PUBLIC int gpuloan_sim_stream_hold(void* stream) {
+  StreamRef found;
+  if (const CuResult result = find_stream(stream, found)) return result;
+  hold_stream(found, true);
+  return Success;
+}
+
+GPULOAN_SIM_PUBLIC int gpuloan_sim_stream_release(void* stream) {
+  StreamRef found;
+  if (const CuResult result = find_stream(stream, found)) return result;
+  hold_stream(found, false);
+  return Success;
+}
+
+GPULOAN_SIM_PUBLIC int gpuloan_sim_context_fail(int result) {
+  if (const CuResult state = process_state()) return state;
+  const ContextRef context = current_context();
+  if (!context) return InvalidContext;
+  fail_context(*context, result);
+  return Success;
+}
+
+GPULOAN_SIM_PUBLIC void gpuloan_sim_deinitialize() { deinitialize(); }
+
+GPULOAN_SIM_PUBLIC std::int64_t gpuloan_sim_live(const char* what) { return live(what); }
+
+GPULOAN_SIM_PUBLIC std::int64_t gpuloan_sim_calls(const char* function) {
+  const Row row = row_by_name(function);
+  return row != Row::Count ? static_cast<std::int64_t>(calls_so_far(row)) : -1;
+}
