@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+//
+// One non-blocking send, and what a connected socket has to be. A record is one message: it is sent whole or not at all,
+// so there is no partial state; Full and Lost are all that a sender has to tell apart.
+#include <channel/socket.hpp>
+
+#include <loop/cmsg.hpp>
+
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+namespace gpuloan::channel {
+namespace {
+
+// Newer than the headers of Debian 12: Linux 6.5. Where the kernel lacks it, credentials name the sender.
+constexpr int kSoPasspidfd = 76;
+
+// Ancillary data under construction.
+class ControlBuffer {
+ public:
+  void add(int type, const void* data, std::size_t bytes) noexcept {
+    if (bytes == 0) return;
+    cmsghdr header = {};
+    header.cmsg_level = SOL_SOCKET;
+    header.cmsg_type = type;
+    header.cmsg_len = static_cast<decltype(header.cmsg_len)>(CMSG_LEN(bytes));
+    std::memcpy(bytes_.data() + used_, &header, sizeof(header));
+    std::memcpy(bytes_.data() + used_ + CMSG_LEN(0), data, bytes);
+    used_ += CMSG_SPACE(bytes);
+  }
+  void apply(msghdr& message) noexcept {
+    message.msg_control = used_ != 0 ? bytes_.data() : nullptr;
+    message.msg_controllen = static_cast<decltype(message.msg_controllen)>(used_);
+  }
+
+ private:
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(kMaxFds * sizeof(int)) + CMSG_SPACE(sizeof(ucred))> bytes_ = {};
+  std::size_t used_ = 0;
+};
+
+// 0, or a positive errno.
+int send_once(int socket, msghdr& message) noexcept {
+  for (;;) {
+    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return 0;
+    if (errno != EINTR) return errno;
+  }
+}
+
+int option(int socket, int name) noexcept {
+  int value = -1;
+  socklen_t size = sizeof(value);
+  return ::getsockopt(socket, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
+}
+
+} // namespace
+
+SendResult send_record(int socket, Record record, std::span<const std::byte> tail, std::span<const int> fds) noexcept {
+  assert(tail.size() <= kTailMax && fds.size() <= kMaxFds);
+  if (tail.size() > kTailMax || fds.size() > kMaxFds) return SendResult::Lost;
+  record.header.fd_count = static_cast<std::uint16_t>(fds.size());
+  record.header.tail_bytes = static_cast<std::uint16_t>(tail.size());
+
+  iovec vectors[2] = {{&record, sizeof(record)}, {const_cast<std::byte*>(tail.data()), tail.size()}};
+  msghdr message = {};
+  message.msg_iov = vectors;
+  message.msg_iovlen = tail.empty() ? 1 : 2;
+  ControlBuffer control;
+  control.add(SCM_RIGHTS, fds.data(), fds.size_bytes());
+  ControlBuffer with_identity = control;
+  const bool hello = record.header.type == static_cast<std::uint16_t>(Type::Hello);
+  if (hello) {
+    // Attached by hand: a HELLO may be sent before the other side asked the kernel to name senders.
+    const ucred self = {::getpid(), ::getuid(), ::getgid()};
+    with_identity.add(SCM_CREDENTIALS, &self, sizeof(self));
+  }
+  with_identity.apply(message);
+  int error = send_once(socket, message);
+  if (hello && (error == EINVAL || error == EPERM)) { // a user namespace without a mapping for this user
+    control.apply(message);
+    error = send_once(socket, message);
+  }
+  switch (error) {
+    case 0:
+      return SendResult::Sent;
+    case EAGAIN:
+    case ENOBUFS:
+    case ENOMEM:
+    case ETOOMANYREFS: // the user's descriptors in flight: passes when anyone receives some
+      return SendResult::Full;
+    default:
+      return SendResult::Lost;
+  }
+}
+
+Result<void> enable_identity(int socket) {
+  const int on = 1;
+  if (::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) {
+    return fail_errno("setsockopt(SO_PASSCRED)", errno);
+  }
+  static_cast<void>(::setsockopt(socket, SOL_SOCKET, kSoPasspidfd, &on, sizeof(on)));
+  return {};
+}
+
+Result<void> check_inherited(int fd) {
+  const std::string name = "descriptor " + std::to_string(fd);
+  if (::fcntl(fd, F_GETFD) < 0) return fail(GPULOAN_ERR_INVALID, name + " is not open");
+  if (option(fd, SO_DOMAIN) != AF_UNIX || option(fd, SO_TYPE) != SOCK_SEQPACKET) {
+    return fail(GPULOAN_ERR_INVALID, name + " is no AF_UNIX SOCK_SEQPACKET socket");
+  }
+  sockaddr_un peer = {};
+  socklen_t size = sizeof(peer);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
+    return fail(GPULOAN_ERR_INVALID, errno_text((name + " is not connected: getpeername").c_str(), errno));
+  }
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return fail_errno("fcntl(F_SETFL)", errno);
+  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return fail_errno("fcntl(F_SETFD)", errno);
+  return {};
+}
+
+} // namespace gpuloan::channel

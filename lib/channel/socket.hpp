@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+//
+// Records over a SEQPACKET socket: sending, decoding what an engine received, and the descriptors in it.
+#pragma once
+
+#include <base/unique_fd.hpp>
+#include <channel/records.hpp>
+#include <loop/engine.hpp>
+
+#include <array>
+#include <span>
+#include <string_view>
+#include <sys/types.h>
+#include <vector>
+
+namespace gpuloan::channel {
+
+// Descriptors that came with one record. Owns them until taken.
+class FdList {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return fds_.size(); }
+  [[nodiscard]] UniqueFd take(std::size_t index) noexcept { return std::move(fds_[index]); }
+  void push(UniqueFd fd) { fds_.push_back(std::move(fd)); }
+
+ private:
+  std::vector<UniqueFd> fds_;
+};
+
+// Who sent a message, where the socket was asked to say (enable_identity).
+struct Sender {
+  bool known = false;
+  pid_t pid = 0; // 0: in another PID namespace
+  uid_t uid = 0;
+  UniqueFd pidfd; // empty where the kernel gives none
+};
+
+struct Received {
+  const Record* record = nullptr; // points into the message: valid during the callback
+  std::span<const std::byte> tail;
+  FdList fds;
+  Sender sender;
+  [[nodiscard]] Type type() const noexcept { return static_cast<Type>(record->header.type); }
+  [[nodiscard]] std::string_view tail_text() const noexcept {
+    return {reinterpret_cast<const char*>(tail.data()), tail.size()};
+  }
+};
+
+// Takes every descriptor out of `message`, then checks: not truncated, length, magic, version, known type, tail and
+// fd counts that the type allows and that really came, tail length declared == arrived. PROTOCOL names what was wrong;
+// FD_LIMIT when descriptors were lost on the way (MSG_CTRUNC). On error everything that came is closed.
+[[nodiscard]] Result<Received> decode(const loop::Message& message);
+
+// A record of `type` with zeroed body and the header filled in.
+[[nodiscard]] Record make_record(Type type) noexcept;
+
+enum class SendResult { Sent, Full, Lost }; // Full: the socket buffer is full, try again when writable
+// One non-blocking send. `fds` are borrowed. Fills in fd_count and tail_bytes. Lost: the other end is gone (EPIPE,
+// ECONNRESET) or any other error that will not pass; ETOOMANYREFS and EAGAIN are Full.
+[[nodiscard]] SendResult send_record(int socket, Record record, std::span<const std::byte> tail = {},
+                                     std::span<const int> fds = {}) noexcept;
+
+// SO_PASSCRED and, where the kernel has it, SO_PASSPIDFD: every later message names its sender.
+[[nodiscard]] Result<void> enable_identity(int socket);
+
+// A socket path: at most 107 bytes; mode 0600; a stale file (nobody listens) is replaced, a live one is ADDRESS_IN_USE,
+// a file that is no socket is INVALID and left alone. Non-blocking, CLOEXEC.
+[[nodiscard]] Result<UniqueFd> listen_at(const char* path);
+// Empty when nobody waits.
+[[nodiscard]] Result<UniqueFd> accept_one(int listener);
+// CONNECT with the errno when nobody listens. Waits for a full backlog until the deadline (TIMEOUT).
+[[nodiscard]] Result<UniqueFd> connect_to(const char* path, std::uint64_t deadline_ns);
+// INVALID unless `fd` is a connected AF_UNIX SOCK_SEQPACKET socket; sets CLOEXEC and non-blocking.
+[[nodiscard]] Result<void> check_inherited(int fd);
+
+} // namespace gpuloan::channel
