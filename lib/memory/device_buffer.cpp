@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+#include <memory/device_buffer.hpp>
+
+#include <algorithm>
+
+namespace gpuloan::memory {
+
+Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes) {
+  DeviceBuffer buffer;
+  buffer.gpu_ = gpu;
+  if (!gpu->floors().has(GPULOAN_FLOOR_VMM)) {
+    driver::Gpu::Scope scope(*gpu);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAlloc, &buffer.allocated_, bytes));
+    return buffer;
+  }
+  const std::uint64_t unit = std::max<std::uint64_t>(gpu->floors().granularity, 2U << 20);
+  if (bytes > UINT64_MAX - unit) return fail(GPULOAN_ERR_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than any device has");
+  auto handle = driver::VmmHandle::create(gpu, (bytes + unit - 1) / unit * unit);
+  if (!handle) return forward(std::move(handle.error()));
+  auto mapping = driver::VmmMapping::map(gpu, *handle, cuda::AccessReadWrite);
+  if (!mapping) return forward(std::move(mapping.error()));
+  buffer.handle_ = std::move(*handle);
+  buffer.mapping_ = std::move(*mapping);
+  return buffer;
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : gpu_(std::move(other.gpu_)), handle_(std::move(other.handle_)), mapping_(std::move(other.mapping_)),
+      allocated_(std::exchange(other.allocated_, 0)) {}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (allocated_ == 0 || !driver::calls_allowed()) return;
+  driver::Gpu::Scope scope(*gpu_);
+  if (scope.ok()) static_cast<void>(gpu_->driver().call.cuMemFree(allocated_));
+}
+
+} // namespace gpuloan::memory

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT
+//
+// Slots are used in turn. The source owns a slot from the start of its copy to RING_DRAINED, the sink from RING_FILLED to
+// the end of its own copy; events tell each side when its copy of a slot is complete, in stream order.
+#include <memory/host_ring.hpp>
+
+#include <base/clock.hpp>
+
+#include <algorithm>
+#include <fcntl.h>
+#include <thread>
+
+namespace gpuloan::memory {
+
+Result<HostRing> HostRing::open(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes, std::uint32_t slots) {
+  HostRing ring;
+  auto mapping = Mapping::map_shared(fd.get(), slot_bytes * slots);
+  if (!mapping) return forward(std::move(mapping.error()));
+  ring.mapping_ = std::move(*mapping);
+  // Copies to pageable memory would block their caller behind the stream, so there is no ring without registration.
+  auto registration = driver::HostRegistration::create(gpu, ring.mapping_.bytes());
+  if (!registration) return forward(std::move(registration.error()));
+  ring.registration_ = std::move(*registration);
+  auto stream = driver::OwnedStream::create(gpu);
+  if (!stream) return forward(std::move(stream.error()));
+  ring.stream_ = std::move(*stream);
+  for (std::uint32_t index = 0; index < slots; ++index) {
+    auto event = driver::OwnedEvent::create(gpu, cuda::EventDisableTiming);
+    if (!event) return forward(std::move(event.error()));
+    ring.events_.push_back(std::move(*event));
+  }
+  ring.gpu_ = std::move(gpu);
+  ring.fd_ = std::move(fd);
+  ring.slot_bytes_ = slot_bytes;
+  return ring;
+}
+
+Result<HostRing> HostRing::create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t slot_bytes, std::uint32_t slots) {
+  auto fd = create_memfd("gpuloan-ring", slot_bytes * slots);
+  if (!fd) return forward(std::move(fd.error()));
+  if (::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) return fail_errno("fcntl(F_ADD_SEALS)", errno);
+  return open(std::move(gpu), std::move(*fd), slot_bytes, slots);
+}
+
+Result<HostRing> HostRing::adopt(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes, std::uint32_t slots) {
+  if (slots == 0 || slots > kRingSlotsMax || slot_bytes == 0 || slot_bytes > (std::uint64_t{1} << 30)) {
+    return fail(GPULOAN_ERR_PROTOCOL, "a ring of " + std::to_string(slots) + " slots of " + std::to_string(slot_bytes) + " bytes is not acceptable");
+  }
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return fail(GPULOAN_ERR_PROTOCOL, "the ring's pages are not sealed against shrinking");
+  auto ring = open(std::move(gpu), std::move(fd), slot_bytes, slots);
+  if (ring) ring->fd_.reset();
+  return ring;
+}
+
+// ---- Source -------------------------------------------------------------------------------------------------------
+
+void RingSource::start(std::uint64_t loan, std::uint32_t turn, cuda::DevicePtr from, std::uint64_t bytes) {
+  queue_.push_back({loan, bytes, 0, from, turn});
+}
+
+void RingSource::forget(std::uint64_t loan) noexcept {
+  std::erase_if(queue_, [loan](const Transfer& transfer) { return transfer.loan == loan; });
+  for (Copying& copy : copying_) copy.forgotten |= copy.piece.loan == loan;
+}
+
+void RingSource::drained(std::uint32_t slot) noexcept {
+  if (slot < slots_.size() && slots_[slot] == SlotState::Full) slots_[slot] = SlotState::Free;
+}
+
+Result<void> RingSource::fill_slots(Progress& progress) {
+  while (!queue_.empty() && slots_[next_slot_] == SlotState::Free) {
+    Transfer& transfer = queue_.front();
+    const std::uint64_t bytes = std::min(ring_.slot_bytes(), transfer.bytes - transfer.next);
+    GPULOAN_TRY(GPULOAN_CU(ring_.gpu().driver(), cuMemcpyDtoHAsync, ring_.slot(next_slot_), transfer.from + transfer.next, bytes, ring_.stream()));
+    GPULOAN_TRY(ring_.event(next_slot_).record(ring_.stream()));
+    const Piece piece{transfer.loan, transfer.next, bytes, transfer.turn, next_slot_};
+    transfer.next += bytes;
+    const bool last = transfer.next == transfer.bytes;
+    slots_[next_slot_] = SlotState::Copying;
+    copying_.push_back({piece, last, false});
+    next_slot_ = (next_slot_ + 1) % ring_.slots();
+    if (last) {
+      progress.enqueued.push_back(piece);
+      queue_.pop_front();
+    }
+  }
+  return {};
+}
+
+Result<void> RingSource::pump(Progress& progress) {
+  driver::Gpu::Scope scope(ring_.gpu());
+  if (!scope.ok()) return scope.ok();
+  while (!copying_.empty()) {
+    const Copying& copy = copying_.front();
+    auto complete = ring_.event(copy.piece.slot).query();
+    if (!complete) return forward(std::move(complete.error()));
+    if (!*complete) break;
+    slots_[copy.piece.slot] = copy.forgotten ? SlotState::Free : SlotState::Full;
+    if (!copy.forgotten) {
+      progress.filled.push_back(copy.piece);
+      if (copy.last) progress.complete.push_back(copy.piece);
+    }
+    copying_.pop_front();
+  }
+  return fill_slots(progress);
+}
+
+bool RingSource::in_flight(std::uint64_t loan) const noexcept {
+  return std::any_of(copying_.begin(), copying_.end(), [loan](const Copying& copy) { return copy.piece.loan == loan; });
+}
+
+// ---- Sink ---------------------------------------------------------------------------------------------------------
+
+void RingSink::expect(std::uint64_t loan, std::uint32_t turn, cuda::DevicePtr to, std::uint64_t bytes) {
+  expected_[loan] = {to, bytes, 0, 0, turn};
+}
+
+Result<void> RingSink::filled(const Piece& piece) {
+  if (piece.slot >= busy_.size() || busy_[piece.slot]) return fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED names a slot that is not free");
+  const auto it = expected_.find(piece.loan);
+  if (rolls_ && it != expected_.end() && piece.turn == it->second.turn + 1 && it->second.landed == it->second.bytes) {
+    it->second.turn = piece.turn;
+    it->second.enqueued = it->second.landed = 0;
+  }
+  const bool unread = it == expected_.end() || it->second.turn != piece.turn;
+  if (!unread) {
+    Expected& expected = it->second;
+    if (piece.offset != expected.enqueued || piece.bytes == 0 || piece.bytes > ring_.slot_bytes() ||
+        piece.bytes > expected.bytes - expected.enqueued) {
+      return fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED does not continue the transfer");
+    }
+    driver::Gpu::Scope scope(ring_.gpu());
+    if (!scope.ok()) return scope.ok();
+    GPULOAN_TRY(GPULOAN_CU(ring_.gpu().driver(), cuMemcpyHtoDAsync, expected.to + piece.offset, ring_.slot(piece.slot), piece.bytes, ring_.stream()));
+    GPULOAN_TRY(ring_.event(piece.slot).record(ring_.stream()));
+    expected.enqueued += piece.bytes;
+  }
+  busy_[piece.slot] = true;
+  copying_.push_back({piece, unread});
+  return {};
+}
+
+bool RingSink::landed(std::uint64_t loan, std::uint32_t turn) const noexcept {
+  const auto it = expected_.find(loan);
+  return it != expected_.end() && it->second.turn == turn && it->second.landed == it->second.bytes;
+}
+
+bool RingSink::in_flight(std::uint64_t loan) const noexcept {
+  return std::any_of(copying_.begin(), copying_.end(), [loan](const Copying& copy) { return copy.piece.loan == loan && !copy.unread; });
+}
+
+Result<void> RingSink::pump(Progress& progress) {
+  driver::Gpu::Scope scope(ring_.gpu());
+  if (!scope.ok()) return scope.ok();
+  while (!copying_.empty()) {
+    const Copying& copy = copying_.front();
+    if (!copy.unread) {
+      auto complete = ring_.event(copy.piece.slot).query();
+      if (!complete) return forward(std::move(complete.error()));
+      if (!*complete) break;
+    }
+    busy_[copy.piece.slot] = false;
+    progress.drained.push_back(copy.piece.slot);
+    if (const auto it = expected_.find(copy.piece.loan); !copy.unread && it != expected_.end() && it->second.turn == copy.piece.turn) {
+      it->second.landed += copy.piece.bytes;
+      if (it->second.landed == it->second.bytes) progress.landed.push_back(copy.piece);
+    }
+    copying_.pop_front();
+  }
+  return {};
+}
+
+// ---- The end ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+template <typename End>
+bool drain(End* end) noexcept {
+  const Deadline deadline = Deadline::after_ms(1000);
+  while (end != nullptr && end->copying()) {
+    typename End::Progress ignored;
+    if (!driver::calls_allowed() || deadline.passed()) return false;
+    if (!end->pump(ignored)) return true; // the driver has failed: nothing copies any more
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+} // namespace
+
+bool drain_ring(RingSource* end) noexcept { return drain(end); }
+bool drain_ring(RingSink* end) noexcept { return drain(end); }
+
+} // namespace gpuloan::memory

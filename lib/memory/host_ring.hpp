@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+//
+// The host rung between two GPU contexts: a ring of slots in a memfd, one ring a direction, registered once by both
+// sides. The source copies device to slot, the sink slot to device, and both copies overlap (H3).
+//
+// Which slot holds what travels in records (RING_FILLED, RING_DRAINED), never in shared memory, so a peer that scribbles
+// can only spoil its own bytes. Each end is guarded by its side's lock; the only driver calls made here are on the
+// ring's own stream. Transfers of one direction run one after the other in the order of start().
+#pragma once
+
+#include <base/mapping.hpp>
+#include <driver/handles.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace gpuloan::memory {
+
+inline constexpr std::uint64_t kRingSlotBytes = 4U << 20;
+inline constexpr std::uint32_t kRingSlots = 4;
+inline constexpr std::uint32_t kRingSlotsMax = 64;
+
+// One end's view of a ring.
+class HostRing {
+ public:
+  HostRing() noexcept = default;
+  // Exporter: makes the memfd, sealed against resizing. The descriptor is taken with take_fd() to be sent.
+  [[nodiscard]] static Result<HostRing> create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t slot_bytes, std::uint32_t slots);
+  [[nodiscard]] static Result<HostRing> adopt(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes,
+                                              std::uint32_t slots);
+  [[nodiscard]] UniqueFd take_fd() noexcept { return std::move(fd_); }
+  [[nodiscard]] std::byte* slot(std::uint32_t index) const noexcept { return mapping_.data() + index * slot_bytes_; }
+  [[nodiscard]] std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
+  [[nodiscard]] std::uint32_t slots() const noexcept { return static_cast<std::uint32_t>(events_.size()); }
+  [[nodiscard]] driver::Stream stream() const noexcept { return stream_.get(); }
+  // For an arena that will still ask the stream when the ring is gone; no copy may follow.
+  [[nodiscard]] driver::OwnedStream take_stream() noexcept { return std::move(stream_); }
+  [[nodiscard]] driver::Gpu& gpu() const noexcept { return *gpu_; }
+  [[nodiscard]] const driver::OwnedEvent& event(std::uint32_t slot) const noexcept { return events_[slot]; }
+
+ private:
+  [[nodiscard]] static Result<HostRing> open(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes,
+                                             std::uint32_t slots);
+  std::shared_ptr<driver::Gpu> gpu_;
+  UniqueFd fd_;
+  Mapping mapping_;
+  driver::HostRegistration registration_;
+  driver::OwnedStream stream_;
+  std::vector<driver::OwnedEvent> events_;
+  std::uint64_t slot_bytes_ = 0;
+};
+
+struct Piece {
+  std::uint64_t loan = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t turn = 0;
+  std::uint32_t slot = 0;
+};
+
+// The filling end.
+class RingSource {
+ public:
+  explicit RingSource(HostRing ring) : ring_(std::move(ring)), slots_(ring_.slots(), SlotState::Free) {}
+  // Queues the transfer of `bytes` (not 0) from `from`. The ring's stream must already wait for the bytes (gate::join).
+  void start(std::uint64_t loan, std::uint32_t turn, cuda::DevicePtr from, std::uint64_t bytes);
+  void forget(std::uint64_t loan) noexcept; // copies in flight go on; nothing more of it is reported
+  void forget_all() noexcept { queue_.clear(); }
+  void drained(std::uint32_t slot) noexcept;
+
+  struct Progress {
+    std::vector<Piece> filled;   // tell the sink
+    std::vector<Piece> enqueued; // whole transfers whose last copy is now in the stream
+    std::vector<Piece> complete; // whole transfers whose every copy is complete
+  };
+  [[nodiscard]] Result<void> pump(Progress& progress);
+  [[nodiscard]] bool busy() const noexcept { return !queue_.empty() || !copying_.empty(); }
+  [[nodiscard]] bool copying() const noexcept { return !copying_.empty(); }
+  [[nodiscard]] bool in_flight(std::uint64_t loan) const noexcept; // a copy that reads its memory is not over
+  [[nodiscard]] const HostRing& ring() const noexcept { return ring_; }
+  [[nodiscard]] HostRing& ring() noexcept { return ring_; }
+
+ private:
+  enum class SlotState : std::uint8_t { Free, Copying, Full };
+  struct Transfer {
+    std::uint64_t loan, bytes, next;
+    cuda::DevicePtr from;
+    std::uint32_t turn;
+  };
+  struct Copying {
+    Piece piece;
+    bool last;
+    bool forgotten;
+  };
+  [[nodiscard]] Result<void> fill_slots(Progress& progress);
+  HostRing ring_;
+  std::vector<SlotState> slots_;
+  std::deque<Transfer> queue_;
+  std::deque<Copying> copying_;
+  std::uint32_t next_slot_ = 0;
+};
+
+// The draining end.
+class RingSink {
+ public:
+  // `rolls`: a transfer of the next turn may follow a landed one without expect(). The importer's sink rolls, since the
+  // exporter begins a turn only after DONE; the exporter's does not, since a turn is the exporter's to begin.
+  RingSink(HostRing ring, bool rolls) : ring_(std::move(ring)), busy_(ring_.slots(), false), rolls_(rolls) {}
+  // The next turn of `loan` will bring `bytes` to `to`.
+  void expect(std::uint64_t loan, std::uint32_t turn, cuda::DevicePtr to, std::uint64_t bytes);
+  // No more of it is wanted; copies in flight go on in the ring's stream.
+  void forget(std::uint64_t loan) noexcept { expected_.erase(loan); }
+  // A slot was filled. PROTOCOL when the piece does not fit what is expected or the slot is not free. A piece of a loan
+  // that nobody expects (any more) is drained unread.
+  [[nodiscard]] Result<void> filled(const Piece& piece);
+  [[nodiscard]] bool landed(std::uint64_t loan, std::uint32_t turn) const noexcept;
+
+  struct Progress {
+    std::vector<std::uint32_t> drained; // tell the source
+    std::vector<Piece> landed;          // whole transfers that are in place
+  };
+  [[nodiscard]] Result<void> pump(Progress& progress);
+  [[nodiscard]] bool busy() const noexcept { return !copying_.empty(); }
+  [[nodiscard]] bool copying() const noexcept { return !copying_.empty(); }
+  [[nodiscard]] bool in_flight(std::uint64_t loan) const noexcept; // a copy that writes its memory is not over
+  [[nodiscard]] const HostRing& ring() const noexcept { return ring_; }
+  [[nodiscard]] HostRing& ring() noexcept { return ring_; }
+
+ private:
+  struct Expected {
+    cuda::DevicePtr to;
+    std::uint64_t bytes, enqueued, landed;
+    std::uint32_t turn;
+  };
+  struct Copying {
+    Piece piece;
+    bool unread;
+  };
+  HostRing ring_;
+  std::vector<bool> busy_;
+  bool rolls_;
+  std::map<std::uint64_t, Expected> expected_;
+  std::deque<Copying> copying_;
+};
+
+// Waits until one end's own copies are over, a second at most; false then: its pages and what they copy must stay.
+[[nodiscard]] bool drain_ring(RingSource* end) noexcept;
+[[nodiscard]] bool drain_ring(RingSink* end) noexcept;
+
+} // namespace gpuloan::memory
