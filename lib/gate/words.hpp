@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+//
+// Control words: the shared page through which one side tells the other's GPU or CPU that a turn is ready or done.
+//
+// One memfd per peer, made by the exporter with all slots, mapped by both, then sealed so that neither side can replace
+// a page under the other (S14). Each loan owns one slot while it is out. A word is (generation << 32 | turn); it only
+// orders streams. Whatever it says, memory moves on ACK or contract rule 5 alone, so a peer that scribbles here can only
+// spoil its own data.
+#pragma once
+
+#include <base/mapping.hpp>
+#include <driver/handles.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+namespace gpuloan::gate {
+
+struct Slot { // 64 bytes, one cache line; see docs/protocol.md
+  std::uint64_t ready;
+  std::uint64_t done;
+  std::uint64_t reserved[6];
+};
+static_assert(sizeof(Slot) == 64);
+
+enum class Word { Ready, Done };
+
+[[nodiscard]] constexpr std::uint64_t word_value(std::uint32_t generation, std::uint32_t turn) noexcept {
+  return (std::uint64_t{generation} << 32) | turn;
+}
+// Cyclic, as the driver's GEQ: also true for every later value.
+[[nodiscard]] constexpr bool reached(std::uint64_t word, std::uint64_t wanted) noexcept {
+  return static_cast<std::int64_t>(word - wanted) >= 0;
+}
+
+class Words {
+ public:
+  Words() noexcept = default;
+  // Exporter: makes the memfd; the descriptor is kept until sealed() (it has to be sent first).
+  [[nodiscard]] static Result<Words> create(std::uint32_t slots);
+  // Importer: maps what came; the descriptor is kept until it was found sealed.
+  [[nodiscard]] static Result<Words> adopt(UniqueFd fd, std::uint64_t bytes, std::uint32_t slots);
+
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] Result<void> seal();       // exporter, after the peer mapped
+  [[nodiscard]] Result<void> check_seal(); // importer
+  // Registers the page with the device, once; any thread.
+  [[nodiscard]] Result<void> register_with(const std::shared_ptr<driver::Gpu>& gpu);
+  void unregister() noexcept { registration_ = {}; }
+
+  [[nodiscard]] std::uint32_t slots() const noexcept { return slots_; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return mapping_.size(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(mapping_); }
+
+  [[nodiscard]] std::uint64_t load(std::uint32_t slot, Word word) const noexcept { return at(slot, word).load(std::memory_order_acquire); }
+  void store(std::uint32_t slot, Word word, std::uint64_t value) const noexcept { at(slot, word).store(value, std::memory_order_release); }
+  // The word's address for the device; valid after register_with.
+  [[nodiscard]] cuda::DevicePtr device(std::uint32_t slot, Word word) const noexcept {
+    return registration_.device_pointer() + std::uint64_t{slot} * sizeof(Slot) + (word == Word::Ready ? 0 : sizeof(std::uint64_t));
+  }
+  [[nodiscard]] bool registered() const noexcept { return static_cast<bool>(registration_); }
+
+ private:
+  [[nodiscard]] std::atomic_ref<std::uint64_t> at(std::uint32_t slot, Word word) const noexcept {
+    Slot& target = reinterpret_cast<Slot*>(mapping_.data())[slot];
+    return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready : target.done);
+  }
+  UniqueFd fd_;
+  Mapping mapping_;
+  driver::HostRegistration registration_; // before mapping_ goes
+  std::uint32_t slots_ = 0;
+};
+
+} // namespace gpuloan::gate
