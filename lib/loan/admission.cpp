@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#include <loan/admission.hpp>
+
+namespace gpuloan::loan {
+namespace {
+
+// Why vmm cannot carry the loan; "" when it can.
+std::string refuse_vmm(const AdmissionInput& in) {
+  if ((in.rungs & GPULOAN_RUNG_VMM) == 0) return "not among the allowed rungs";
+  if (in.origin == Origin::ArenaHost) return "the region is host memory";
+  if (in.origin == Origin::Elsewhere) return "the pointer is not in this peer's arena (gpuloan_region_create)";
+  if (in.wanted == GPULOAN_MEMORY_HOST) return in.importer.has_device ? "the importer wants host memory" : "the importer has no device";
+  if (!in.importer.has_device) return "the importer has no device";
+  if (!in.same_device) return "the importer works on another device";
+  if ((in.exporter.floors & GPULOAN_FLOOR_VMM) == 0) return "this device has no VMM memory with POSIX FD handles";
+  if ((in.importer.floors & GPULOAN_FLOOR_VMM) == 0) return "the importer's driver has no VMM memory with POSIX FD handles";
+  if (in.origin == Origin::Nothing) return ""; // no byte is mapped, so there is nothing to prove
+  if (in.vmm_canary == GPULOAN_CANARY_DEMOTED) return "its canary failed with this peer";
+  if (in.vmm_canary_unanswered) return "its canary is still unanswered by this peer";
+  return "";
+}
+
+std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
+  const bool direct = carrier == Carrier::Direct;
+  constexpr auto kRegister = static_cast<std::uint32_t>(GPULOAN_FLOOR_HOST_REGISTER);
+  if ((in.rungs & GPULOAN_RUNG_HOST) == 0) return "not among the allowed rungs";
+  if (!direct && in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) return "it copies, and the policy requires zero-copy";
+  if (!direct && (in.exporter.floors & kRegister) == 0) return "this device cannot register host memory";
+  if (carrier == Carrier::Ring && (in.importer.floors & kRegister) == 0) return "the importer's device cannot register host memory";
+  return "";
+}
+
+} // namespace
+
+Result<Admission> admit(const AdmissionInput& in) {
+  const std::string vmm = refuse_vmm(in);
+  if (vmm.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Direct, GPULOAN_MEMORY_DEVICE, ""};
+
+  Admission host{GPULOAN_RUNG_HOST, Carrier::Ring, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm};
+  const bool sees_host = in.wanted == GPULOAN_MEMORY_HOST || !in.importer.has_device || in.origin == Origin::ArenaHost;
+  if (sees_host) {
+    host.memory = GPULOAN_MEMORY_HOST;
+    host.carrier = Carrier::Segment;
+  }
+  if (in.origin == Origin::ArenaHost || in.origin == Origin::Nothing) host.carrier = Carrier::Direct;
+  const std::string refused = refuse_host(in, host.carrier);
+  if (refused.empty()) return host;
+  return fail(GPULOAN_ERR_NO_RUNG, "no allowed rung can carry this loan: vmm: " + vmm + "; host: " + refused);
+}
+
+Result<GateChoice> choose_gate(gpuloan_gate wanted, const SideFloors& exporter, const SideFloors& importer, bool same_device, bool event_free) {
+  // A side without a device says ready or done by the CPU, which every gate lets pass.
+  const auto lacks = [](const SideFloors& side, std::uint32_t floors) { return side.has_device && (side.floors & floors) != floors; };
+  constexpr std::uint32_t kMemop = GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_HOST_REGISTER;
+
+  std::string memop;
+  if (lacks(exporter, kMemop)) memop = "this device lacks 64-bit stream memory operations or host registration";
+  else if (lacks(importer, kMemop)) memop = "the importer's device lacks 64-bit stream memory operations or host registration";
+
+  std::string event;
+  if (!exporter.has_device || !importer.has_device) event = "a side has no device";
+  else if (!same_device) event = "the sides work on different devices";
+  else if (lacks(exporter, GPULOAN_FLOOR_IPC_EVENTS)) event = "this device has no interprocess events";
+  else if (lacks(importer, GPULOAN_FLOOR_IPC_EVENTS)) event = "the importer's device has no interprocess events";
+  else if (!event_free) event = "all interprocess events of this peer are in use";
+
+  switch (wanted) {
+    case GPULOAN_GATE_MEMOP:
+      if (memop.empty()) return GateChoice{GPULOAN_GATE_MEMOP, ""};
+      return fail(GPULOAN_ERR_UNSUPPORTED, "the memop gate cannot be had: " + memop);
+    case GPULOAN_GATE_EVENT:
+      if (event.empty()) return GateChoice{GPULOAN_GATE_EVENT, ""};
+      return fail(GPULOAN_ERR_UNSUPPORTED, "the event gate cannot be had: " + event);
+    case GPULOAN_GATE_HOST:
+      return GateChoice{GPULOAN_GATE_HOST, ""};
+    default:
+      break;
+  }
+  if (memop.empty()) return GateChoice{GPULOAN_GATE_MEMOP, ""};
+  if (event.empty()) return GateChoice{GPULOAN_GATE_EVENT, "memop: " + memop};
+  return GateChoice{GPULOAN_GATE_HOST, "memop: " + memop + "; event: " + event};
+}
+
+} // namespace gpuloan::loan

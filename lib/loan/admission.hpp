@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+//
+// Admission: which rung carries a loan and which gate orders it, with the reason why each better one does not. Pure: what
+// is known of both sides in, the choice and its words out.
+#pragma once
+
+#include <base/status.hpp>
+
+#include <cstdint>
+
+namespace gpuloan::loan {
+
+// Where the bytes to be lent lie.
+enum class Origin : std::uint8_t {
+  Nothing,     // 0 bytes
+  ArenaDevice, // device memory of this peer's arena
+  ArenaHost,   // host memory of this peer's arena: both sides map it
+  Elsewhere,   // any other device pointer, another peer's arena included
+};
+
+// How the bytes reach the importer on the chosen rung.
+enum class Carrier : std::uint8_t {
+  Direct,  // it maps the chunk that holds them
+  Segment, // the exporter's DMA moves them between the region and a host chunk that both map
+  Ring,    // both sides' DMA move them through the ring; the importer works on a buffer of its own
+};
+
+struct SideFloors {
+  bool has_device = false;
+  std::uint32_t floors = 0; // gpuloan_floor, of the device it works on
+};
+
+struct AdmissionInput {
+  Origin origin = Origin::Nothing;
+  gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
+  SideFloors exporter, importer;
+  bool same_device = false; // by UUID
+  gpuloan_canary vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED;
+  bool vmm_canary_unanswered = false;
+  std::uint32_t rungs = ~0U; // mask of allowed gpuloan_rung
+  gpuloan_policy policy = GPULOAN_POLICY_BEST;
+};
+
+struct Admission {
+  gpuloan_rung rung = GPULOAN_RUNG_NONE;
+  Carrier carrier = Carrier::Direct;
+  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE; // what the importer will see
+  std::string reason;                            // of each better rung that was refused; "" when the best was taken
+};
+// NO_RUNG with the reason of every rung.
+[[nodiscard]] Result<Admission> admit(const AdmissionInput& input);
+
+struct GateChoice {
+  gpuloan_gate gate = GPULOAN_GATE_HOST;
+  std::string reason;
+};
+// UNSUPPORTED when a gate was asked for by name and cannot be had. `event_free`: an event pair is left.
+[[nodiscard]] Result<GateChoice> choose_gate(gpuloan_gate wanted, const SideFloors& exporter, const SideFloors& importer, bool same_device,
+                                             bool event_free);
+
+} // namespace gpuloan::loan

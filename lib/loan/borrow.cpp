@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: MIT
+//
+// A loan at the importer: acquire behind READY, done behind the caller's work, and the end. ACK is sent from one place,
+// end(), and only after our own GPU work on the loan is complete and the hold is dropped.
+#include <loan/canary.hpp>
+#include <loan/importer.hpp>
+
+#include <base/log.hpp>
+
+#include <algorithm>
+
+namespace gpuloan::loan {
+
+// ---- The end ------------------------------------------------------------------------------------------------------
+
+void Importer::send_done(ImportLoan& loan, std::uint64_t at_ns) {
+  channel::Record record = channel::make_record(channel::Type::Done);
+  record.turn.loan = loan.id;
+  record.turn.slot = loan.slot;
+  record.turn.generation = loan.generation;
+  record.turn.turn = loan.turn;
+  record.turn.at_ns = at_ns;
+  send(*loan.peer, record);
+}
+
+// Later than every turn of this loan, so that the exporter does not take it for its own READY.
+void Importer::store_release(ImportLoan& loan) {
+  if (loan.gpu_wait) loan.peer->words.store(loan.slot, gate::Word::Ready, gate::word_value(loan.generation, UINT32_MAX));
+}
+
+void Importer::release_wait(ImportLoan& loan) {
+  if (!loan.gpu_wait) return;
+  loan.gpu_wait = false;
+  --gpu_waits_;
+}
+
+// The loan's GPU work is complete (or there was none): drop the hold, then say so.
+void Importer::end(ImportLoan& loan, Trash& trash) {
+  const auto self = std::static_pointer_cast<ImportLoan>(loan.shared_from_this());
+  ImporterPeer& peer = loan.importer_peer();
+  release_wait(loan);
+  if (peer.from_exporter) peer.from_exporter->forget(loan.id);
+  if (peer.to_exporter) peer.to_exporter->forget(loan.id); // by now nothing of it is in flight
+  if (loan.buffer) {
+    const bool in_use = peer.from_exporter && peer.from_exporter->in_flight(loan.id);
+    if (in_use) peer.limbo.emplace_back(loan.id, std::move(loan.buffer));
+    else trash.push_back(std::move(loan.buffer));
+    loan.buffer.reset();
+  }
+  loan.pointer = 0;
+  loan.host = nullptr;
+  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
+  loan.work = {};
+  if (const auto import = std::exchange(loan.import, nullptr)) {
+    --import->holds;
+    if (import->holds == 0 && (import->recalled || peer.lost)) drop_import(peer, import);
+  }
+  loan.mark(GPULOAN_STEP_UNIMPORT);
+  loan.mark(GPULOAN_STEP_ACK);
+  if (loan.id != 0) {
+    channel::Record record = channel::make_record(channel::Type::Ack);
+    record.ack.loan = loan.id;
+    record.ack.slot = loan.slot;
+    record.ack.generation = loan.generation;
+    record.ack.outcome = loan.outcome;
+    record.ack.turns_done = loan.turns_done;
+    record.ack.import_ns = loan.step_ns[GPULOAN_STEP_IMPORT];
+    record.ack.write_ns = loan.step_ns[GPULOAN_STEP_WRITE];
+    record.ack.done_ns = loan.step_ns[GPULOAN_STEP_DONE];
+    record.ack.unimport_ns = loan.step_ns[GPULOAN_STEP_UNIMPORT];
+    record.ack.ack_ns = loan.step_ns[GPULOAN_STEP_ACK];
+    record.ack.copied_bytes = loan.copied_bytes;
+    send_text(peer, record, loan.outcome_text);
+  }
+  loan.state = ImportState::Ended;
+  loan.ended = true;
+  peer.loans.erase(loan.id);
+  peer.requests.erase(loan.request);
+  if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
+  changed_.notify_all();
+}
+
+void Importer::complete(ImportLoan& loan, Trash& trash) {
+  const ImportStep next = step(loan.state, ImportEvent::Complete);
+  if (next.verdict != Verdict::Go) return;
+  if (loan.carrier == Carrier::Ring && loan.bytes > 0) {
+    loan.copied_bytes += loan.bytes;
+    copied_bytes_ += loan.bytes;
+  }
+  if (next.next == ImportState::Ended) {
+    end(loan, trash);
+    return;
+  }
+  loan.state = next.next; // Idle: the loan stays open
+  // Under the event gate the word says it too: an exporter that looks only after our death can no longer open our event.
+  if (loan.gate == GPULOAN_GATE_EVENT) loan.peer->words.store(loan.slot, gate::Word::Done, loan.word());
+  send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
+  if (loan.next_turn > loan.turn) {
+    begin_turn(loan, loan.next_turn);
+  } else if (loan.finish) {
+    end(loan, trash);
+  }
+  changed_.notify_all();
+}
+
+void Importer::begin_turn(ImportLoan& loan, std::uint32_t turn) {
+  loan.state = step(loan.state, ImportEvent::Ready).next;
+  loan.turn = turn;
+  loan.ready_posted = true;
+  loan.ready_reported = false;
+  loan.streams.clear();
+}
+
+// Cancelled by the exporter, or the exporter is lost, or the loan cannot be carried here.
+void Importer::cancel(ImportLoan& loan, gpuloan_status status, std::string text, Trash& trash) {
+  if (loan.ended) return;
+  const ImportStep next = step(loan.state, ImportEvent::Cancel);
+  loan.set_outcome(status, std::move(text)); // published first
+  loan.cancelled = true;
+  store_release(loan); // then a stream that waits for READY is released, also when the caller has let go already
+  request_tick();
+  if (loan.work) loan.importer_peer().to_exporter->forget(loan.id); // settle_cancelled ends it once our own work is over
+  if (next.verdict != Verdict::Go) return;
+  if (next.next == ImportState::Ended) {
+    end(loan, trash);
+  } else {
+    loan.state = next.next; // Held or Letting: the end follows our own work
+  }
+  changed_.notify_all();
+}
+
+// Cancelled loans whose bytes were on their way into the ring: nothing more is sent, and the end waits for what runs.
+void Importer::settle_cancelled(ImporterPeer& peer, Trash& trash) {
+  for (const auto& [id, loan] : std::unordered_map(peer.loans)) {
+    if (!loan->cancelled || !loan->work || loan->state != ImportState::Letting || peer.to_exporter->in_flight(id)) continue;
+    const auto over = loan->work.query();
+    if (over && !*over) continue;
+    loan->work = {};
+    complete(*loan, trash);
+  }
+}
+
+void Importer::dispose(Trash trash) {
+  if (trash.empty()) return;
+  completion_.run([kept = std::make_shared<Trash>(std::move(trash))] { kept->clear(); });
+}
+
+void Importer::on_complete(const std::shared_ptr<ImportLoan>& loan, Result<void> result) {
+  Trash trash;
+  const Lock lock(mutex_);
+  loan->mark(GPULOAN_STEP_DONE);
+  if (result) {
+    if (loan->state == ImportState::Finishing || loan->state == ImportState::Letting) loan->turns_done = loan->turn;
+  } else {
+    loan->set_outcome(result.error().status, "the work on the loan failed: " + result.error().text);
+    if (loan->state == ImportState::Finishing) loan->state = ImportState::Letting;
+  }
+  complete(*loan, trash);
+}
+
+// ---- Acquire ------------------------------------------------------------------------------------------------------
+
+Result<bool> Importer::turn_passed(ImportLoan& loan) {
+  ImporterPeer& peer = loan.importer_peer();
+  if (loan.state != ImportState::Offered || !loan.ready_posted) return false;
+  auto passed = gate::passed(loan.ready_post(), true);
+  if (!passed || !*passed) return passed;
+  if (loan.carrier == Carrier::Ring && loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0) return peer.from_exporter && peer.from_exporter->landed(loan.id, loan.turn);
+  return true;
+}
+
+Result<void> Importer::acquirable(const ImportLoan& loan) const {
+  if (loan.outcome != GPULOAN_OK) return loan.outcome_result();
+  if (loan.ended || loan.state == ImportState::Letting) return fail(GPULOAN_ERR_STATE, "the loan has been returned");
+  if (loan.state == ImportState::Held) return fail(GPULOAN_ERR_STATE, "turn " + std::to_string(loan.turn) + " was acquired already; say done first");
+  if (loan.state == ImportState::Idle && loan.finish) return fail(GPULOAN_ERR_STATE, "no further turn of this loan comes");
+  return {};
+}
+
+Result<void> Importer::import_memory(Lock& lock, const std::shared_ptr<ImportLoan>& loan) {
+  if (loan->buffer) loan->pointer = loan->buffer->pointer();
+  const std::shared_ptr<Import> import = loan->import;
+  if (!import) return {};
+  const gpuloan_access access = loan->access;
+  lock.unlock();
+  auto address = map(*import, access);
+  lock.lock();
+  if (!address) {
+    Trash trash;
+    cancel(*loan, address.error().status, address.error().text, trash);
+    dispose(std::move(trash));
+    return forward(std::move(address.error()));
+  }
+  GPULOAN_TRY(acquirable(*loan)); // it may have ended, or another thread may have been faster
+  if (loan->state != ImportState::Offered) return fail(GPULOAN_ERR_STATE, std::string("the loan is ") + name(loan->state));
+  if (address->pointer != 0) loan->pointer = address->pointer + loan->offset;
+  if (address->host != nullptr) loan->host = address->host + loan->offset;
+  return {};
+}
+
+Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_stream, cuda::Stream stream, std::uint32_t timeout_ms) {
+  if (on_stream) {
+    if (!gpu_ || !options_.loop_thread) return fail(GPULOAN_ERR_UNSUPPORTED, "a stream can wait for READY only in a context with a device and a loop thread, which releases it when the exporter is lost");
+    driver::Gpu::Scope scope(*gpu_);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
+  }
+  Lock lock(mutex_);
+  Result<void> refused;
+  Result<bool> passed = false;
+  const bool over = wait(lock, Deadline::after_ms(timeout_ms), true, [&] {
+    refused = acquirable(*loan);
+    passed = refused ? turn_passed(*loan) : Result<bool>(false);
+    return !refused || !passed || *passed || (on_stream && loan->state == ImportState::Offered && loan->ready_posted);
+  });
+  if (!refused) return forward(std::move(refused.error()));
+  if (!passed) return forward(std::move(passed.error()));
+  if (!over) {
+    const char* what = loan->state == ImportState::Requested ? "the request was not answered" : "the turn was not ready";
+    return fail(GPULOAN_ERR_TIMEOUT, std::string(what) + " within " + std::to_string(timeout_ms) + " ms");
+  }
+  const bool must_wait = !*passed;
+  if (must_wait) {
+    if (loan->gate != GPULOAN_GATE_MEMOP || loan->carrier == Carrier::Ring) return fail(GPULOAN_ERR_UNSUPPORTED, "a stream can wait for READY only under the memop gate, on a rung that does not copy on this side");
+    if (gpu_waits_ >= options_.gpu_wait_limit) {
+      return fail(GPULOAN_ERR_WAIT_LIMIT, std::to_string(gpu_waits_) + " streams wait on the device already: acquire on the host, or raise the option gpu_wait_limit (more than 7 stop a context)");
+    }
+  }
+  if (auto imported = import_memory(lock, loan); !imported) return forward(std::move(imported.error()));
+  loan->mark(GPULOAN_STEP_IMPORT);
+  loan->state = step(loan->state, ImportEvent::Acquire).next;
+  loan->streams.clear();
+  View view{loan->pointer, loan->host, loan->turn};
+  if (must_wait) {
+    loan->gpu_wait = true;
+    ++gpu_waits_;
+    lock.unlock();
+    Result<void> waits;
+    {
+      driver::Gpu::Scope scope(*gpu_);
+      const std::lock_guard serial(loan->peer->words_mutex);
+      waits = scope.ok();
+      if (waits) waits = loan->peer->words.register_with(gpu_);
+      if (waits) waits = gate::wait_on_stream(*gpu_, stream, loan->ready_post());
+    }
+    lock.lock();
+    if (!waits) {
+      release_wait(*loan);
+      if (loan->state == ImportState::Held) loan->state = ImportState::Offered; // as if it had not been acquired
+      Trash trash;
+      if (loan->cancelled && loan->state == ImportState::Offered) end(*loan, trash);
+      dispose(std::move(trash));
+      return forward(std::move(waits.error()));
+    }
+    if (loan->cancelled) store_release(*loan);
+    request_tick();
+  }
+  loan->mark(GPULOAN_STEP_WRITE);
+  return view;
+}
+
+Result<void> Importer::used_on(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+  const Lock lock(mutex_);
+  if (loan->state != ImportState::Held || loan->posting) return fail(GPULOAN_ERR_STATE, std::string("the loan is not acquired, it is ") + name(loan->state));
+  if (stream == cuda::per_thread_stream()) {
+    return fail(GPULOAN_ERR_INVALID, "the per-thread stream cannot be named for another call: it is a different one in every thread; name a stream of your own");
+  }
+  if (!gate::is_cpu(stream) && std::find(loan->streams.begin(), loan->streams.end(), stream) == loan->streams.end()) loan->streams.push_back(stream);
+  return {};
+}
+
+// ---- Done ---------------------------------------------------------------------------------------------------------
+
+// Enqueues DONE behind the work in `stream`. true: it has passed already; else `behind` is recorded behind the work, or
+// the ring carries on.
+Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind) {
+  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
+  if (!gpu_) {
+    loan->peer->words.store(loan->slot, gate::Word::Done, loan->word());
+    return true;
+  }
+  driver::Gpu::Scope scope(*gpu_);
+  GPULOAN_TRY(scope.ok());
+  if (gate::is_cpu(stream) && !loan->streams.empty()) stream = loan->streams.front();
+  if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
+  if (loan->gate == GPULOAN_GATE_MEMOP) {
+    const std::lock_guard serial(loan->peer->words_mutex);
+    GPULOAN_TRY(loan->peer->words.register_with(gpu_));
+  }
+  if (ring) {
+    const cuda::Stream streams[] = {stream};
+    const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
+    GPULOAN_TRY(gate::join(gpu_, through, streams));
+    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
+    if (!event) return forward(std::move(event.error()));
+    GPULOAN_TRY(event->record(through));
+    behind = std::move(*event);
+    return false;
+  }
+  auto posted = gate::post(gpu_, stream, loan->done_post());
+  if (!posted) return forward(std::move(posted.error()));
+  if (*posted == gate::Posted::Now) return true;
+  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
+  if (!event) return forward(std::move(event.error()));
+  GPULOAN_TRY(event->record(stream));
+  behind = std::move(*event);
+  return false;
+}
+
+Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+  if (gpu_ && !gate::is_cpu(stream)) {
+    driver::Gpu::Scope scope(*gpu_);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
+  }
+  {
+    const Lock lock(mutex_);
+    if (loan->state != ImportState::Held || loan->posting) {
+      if (loan->outcome != GPULOAN_OK) return loan->outcome_result();
+      return fail(GPULOAN_ERR_STATE, std::string("no turn of the loan is acquired, it is ") + name(loan->state));
+    }
+    loan->posting = true;
+  }
+  driver::OwnedEvent behind;
+  auto posted = post_done(loan, stream, behind);
+  Trash trash;
+  Lock lock(mutex_);
+  loan->posting = false;
+  if (!posted) { // the turn is still the caller's: done can be tried again, or the loan returned
+    return forward(std::move(posted.error()));
+  }
+  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
+  loan->state = step(loan->state, ImportEvent::Done).next;
+  if (loan->cancelled || (loan->finish && loan->next_turn <= loan->turn)) loan->state = step(loan->state, ImportEvent::Return).next;
+  if (*posted) {
+    loan->mark(GPULOAN_STEP_DONE);
+    loan->turns_done = loan->turn;
+    complete(*loan, trash);
+  } else if (ring) {
+    ImporterPeer& peer = loan->importer_peer();
+    loan->work = std::move(behind);
+    if (!loan->cancelled) peer.to_exporter->start(loan->id, loan->turn, loan->pointer, loan->bytes);
+    pump(peer);
+    request_tick();
+  } else {
+    if (loan->gate == GPULOAN_GATE_EVENT) send_done(*loan, 0); // RECORDED: the exporter may query from now on
+    completion_.watch(std::move(behind), [self = std::static_pointer_cast<Importer>(shared_from_this()), loan](Result<void> result) {
+      self->on_complete(loan, std::move(result));
+    });
+    request_tick();
+  }
+  const Result<void> outcome = loan->outcome_result();
+  lock.unlock();
+  return outcome;
+}
+
+void Importer::pump(ImporterPeer& peer) {
+  memory::RingSource::Progress source;
+  memory::RingSink::Progress sink;
+  Trash trash;
+  Result<void> moved = peer.to_exporter && peer.to_exporter->busy() ? peer.to_exporter->pump(source) : Result<void>();
+  if (moved && peer.from_exporter && peer.from_exporter->busy()) moved = peer.from_exporter->pump(sink);
+  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
+  const auto loan_of = [&peer](const memory::Piece& piece) -> std::shared_ptr<ImportLoan> {
+    const auto it = peer.loans.find(piece.loan);
+    return it == peer.loans.end() ? nullptr : it->second;
+  };
+  for (const memory::Piece& piece : source.filled) {
+    channel::Record record = channel::make_record(channel::Type::RingFilled);
+    record.ring_filled = {piece.loan, piece.offset, piece.bytes, piece.turn, piece.slot, {}};
+    send(peer, record);
+  }
+  for (const memory::Piece& piece : source.enqueued) {
+    const auto loan = loan_of(piece);
+    if (!loan || loan->gate == GPULOAN_GATE_HOST) continue;
+    if (auto posted = gate::post(gpu_, peer.to_exporter->ring().stream(), loan->done_post()); !posted) {
+      moved = forward(std::move(posted.error()));
+    } else if (loan->gate == GPULOAN_GATE_EVENT) {
+      send_done(*loan, 0);
+    }
+  }
+  for (const memory::Piece& piece : source.complete) {
+    const auto loan = loan_of(piece);
+    if (!loan) continue;
+    if (loan->gate == GPULOAN_GATE_HOST) peer.words.store(loan->slot, gate::Word::Done, loan->word());
+    loan->mark(GPULOAN_STEP_DONE);
+    loan->turns_done = loan->turn;
+    complete(*loan, trash);
+  }
+  for (const std::uint32_t slot : sink.drained) {
+    channel::Record record = channel::make_record(channel::Type::RingDrained);
+    record.ring_drained.slot = slot;
+    send(peer, record);
+  }
+  std::erase_if(peer.limbo, [&](auto& entry) {
+    if (peer.from_exporter && peer.from_exporter->in_flight(entry.first)) return false;
+    trash.push_back(std::move(entry.second));
+    return true;
+  });
+  if (!sink.landed.empty()) changed_.notify_all();
+  dispose(std::move(trash));
+  if (!moved && !peer.lost) { // without a working device the connection is worth nothing
+    const auto it = peers_.find(peer.tag);
+    if (it != peers_.end()) lose(it->second, std::move(moved.error()));
+  }
+}
+
+// ---- Return -------------------------------------------------------------------------------------------------------
+
+void Importer::sync_then_complete(const std::shared_ptr<ImportLoan>& loan) {
+  Result<void> result;
+  if (gpu_) {
+    driver::Gpu::Scope scope(*gpu_);
+    result = scope.ok();
+    if (result) result = GPULOAN_CU(gpu_->driver(), cuCtxSynchronize);
+  }
+  Trash trash;
+  const Lock lock(mutex_);
+  if (!result) loan->set_outcome(result.error().status, result.error().text);
+  complete(*loan, trash);
+}
+
+Result<void> Importer::give_back(const std::shared_ptr<ImportLoan>& loan, gpuloan_status status, std::string_view reason) {
+  Trash trash;
+  const Lock lock(mutex_);
+  if (loan->ended) return {};
+  if (loan->posting) return fail(GPULOAN_ERR_BUSY, "another thread is in gpuloan_loan_done of this loan");
+  const ImportState before = loan->state;
+  const ImportStep next = step(before, ImportEvent::Return);
+  if (next.verdict != Verdict::Go) return {};
+  if (status != GPULOAN_OK) {
+    loan->set_outcome(status, reason.empty() ? "the importer's work failed" : std::string(reason));
+  } else if (before == ImportState::Offered || before == ImportState::Held) {
+    loan->set_outcome(GPULOAN_ERR_RETURNED, "returned without finishing turn " + std::to_string(loan->turn));
+  }
+  if (before == ImportState::Requested) { // the answer is still to come
+    loan->let_go = true;
+    return {};
+  }
+  if (next.next == ImportState::Ended) {
+    end(*loan, trash);
+  } else {
+    loan->state = next.next;
+    // Nobody said which streams worked on it, so all work of the context is waited for.
+    if (before == ImportState::Held) {
+      apart_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan] { self->sync_then_complete(loan); });
+      request_tick();
+    }
+  }
+  dispose(std::move(trash));
+  return {};
+}
+
+Result<void> Importer::wait_done(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  const auto working = [&] { return loan->state == ImportState::Finishing || loan->state == ImportState::Letting; };
+  if (loan->turns_done == 0 && !working()) {
+    return loan->outcome != GPULOAN_OK ? loan->outcome_result() : fail(GPULOAN_ERR_STATE, "no turn of the loan was done");
+  }
+  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return !working(); })) {
+    return fail(GPULOAN_ERR_TIMEOUT, "the work was not complete within " + std::to_string(timeout_ms) + " ms");
+  }
+  return loan->outcome_result();
+}
+
+Result<void> Importer::wait_end(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return loan->ended; })) {
+    return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
+  }
+  return loan->outcome_result();
+}
+
+// ---- Requests, the canary -----------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<ImportLoan>> Importer::request(const std::shared_ptr<ImporterPeer>& peer, const RequestOptions& options) {
+  const Lock lock(mutex_);
+  if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the exporter is gone: " + peer->loss.text);
+  auto loan = std::make_shared<ImportLoan>(peer);
+  loan->request = peer->next_request++;
+  loan->bytes = options.bytes;
+  loan->access = GPULOAN_ACCESS_WRITE;
+  loan->memory = options.memory;
+  channel::Record record = channel::make_record(channel::Type::Request);
+  record.request.request = loan->request;
+  record.request.bytes = options.bytes;
+  record.request.alignment = options.alignment;
+  record.request.memory = gpu_ ? options.memory : GPULOAN_MEMORY_HOST;
+  record.request.onward = options.onward ? 1 : 0;
+  ++loans_total_;
+  peer->requests.emplace(loan->request, loan);
+  hold(loan->handle, loan); // before anybody can hear of it
+  send(*peer, record, options.metadata);
+  return loan;
+}
+
+Result<void> Importer::work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view) {
+  if (view.pointer == 0 || loan->bytes != kCanaryBytes) return fail(GPULOAN_ERR_PROTOCOL, "the canary has another size here");
+  auto stream = driver::OwnedStream::create(gpu_);
+  if (!stream) return forward(std::move(stream.error()));
+  std::vector<std::byte> bytes(kCanaryBytes);
+  driver::Gpu::Scope scope(*gpu_);
+  GPULOAN_TRY(scope.ok());
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, bytes.data(), view.pointer, bytes.size(), stream->get()));
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()));
+  if (bytes != canary_pattern(false)) return fail(GPULOAN_ERR_FAILED, "the importer does not see the exporter's bytes");
+  for (std::byte& byte : bytes) byte = ~byte;
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, bytes.data(), bytes.size(), stream->get()));
+  GPULOAN_TRY(done(loan, stream->get()));
+  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `bytes` must outlive the copy
+}
+
+void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {
+  // A caller-driven context runs this from its own dispatch, where it must not wait.
+  auto view = acquire(loan, false, nullptr, options_.loop_thread ? 100 : 0);
+  if (!view && view.error().status == GPULOAN_ERR_TIMEOUT) { // READY is on its way
+    completion_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan] { self->answer_canary(loan); });
+    return;
+  }
+  if (!view) return; // it has ended, with the reason
+  if (auto worked = work_canary(loan, *view); !worked) static_cast<void>(give_back(loan, GPULOAN_ERR_FAILED, worked.error().text));
+}
+
+} // namespace gpuloan::loan

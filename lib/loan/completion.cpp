@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+//
+// With one item the thread spins briefly, then sleeps on its event. With several it polls them all, so that a long kernel
+// does not hide the end of a short one behind it.
+#include <loan/completion.hpp>
+
+#include <base/clock.hpp>
+#include <base/log.hpp>
+#include <base/thread.hpp>
+#include <loan/context.hpp>
+
+namespace gpuloan::loan {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{1000};
+
+// Sleeps in the driver until the event is complete.
+Result<void> sleep_on(const driver::OwnedEvent& event) {
+  const std::uint64_t spin_until = may_spin() ? now_ns() + kSpinNs : 0;
+  do {
+    auto over = event.query();
+    if (!over) return forward(std::move(over.error()));
+    if (*over) return {};
+  } while (now_ns() < spin_until);
+  return event.synchronize();
+}
+
+} // namespace
+
+void Completion::push(Item item) {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->stopping) return;
+  shared_->items.push_back(std::move(item));
+  if (threaded_ && !thread_.joinable()) thread_ = start_thread("gpuloan-wait", [shared = shared_] { main(shared); });
+  shared_->changed.notify_one();
+}
+
+void Completion::watch(driver::OwnedEvent event, Report report) { push({std::move(event), std::move(report), {}}); }
+
+void Completion::run(std::function<void()> job) { push({{}, {}, std::move(job)}); }
+
+bool Completion::pending() const noexcept {
+  const std::lock_guard lock(shared_->mutex);
+  return !shared_->items.empty();
+}
+
+// Takes out every item that is complete, then reports; true while some are left.
+bool Completion::poll_items(Shared& shared) {
+  std::deque<Item> due;
+  std::deque<Result<void>> results;
+  bool left = false;
+  {
+    const std::lock_guard lock(shared.mutex);
+    std::deque<Item> rest;
+    for (Item& item : shared.items) {
+      Result<bool> over = item.event ? item.event.query() : Result<bool>(true);
+      if (over && !*over) {
+        rest.push_back(std::move(item));
+        continue;
+      }
+      results.push_back(over ? Result<void>() : Result<void>(forward(std::move(over.error()))));
+      due.push_back(std::move(item));
+    }
+    shared.items.swap(rest);
+    left = !shared.items.empty();
+  }
+  for (std::size_t index = 0; index < due.size(); ++index) {
+    if (due[index].job) due[index].job();
+    else due[index].report(std::move(results[index]));
+  }
+  return left;
+}
+
+bool Completion::poll() { return !threaded_ && poll_items(*shared_); }
+
+void Completion::main(const std::shared_ptr<Shared>& shared) {
+  std::unique_lock lock(shared->mutex);
+  while (true) {
+    shared->changed.wait(lock, [&] { return shared->stopping || !shared->items.empty(); });
+    if (shared->items.empty()) break;
+    if (shared->items.size() > 1) {
+      lock.unlock();
+      if (poll_items(*shared)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      lock.lock();
+      continue;
+    }
+    Item item = std::move(shared->items.front());
+    shared->items.pop_front();
+    lock.unlock();
+    if (item.job) item.job();
+    else item.report(sleep_on(item.event));
+    item = {};
+    lock.lock();
+  }
+  shared->ended = true;
+  shared->changed.notify_all();
+}
+
+bool Completion::stop() noexcept {
+  bool ended = true;
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->stopping = true;
+    shared_->changed.notify_all();
+    if (thread_.joinable()) ended = shared_->changed.wait_for(lock, kPatience, [&] { return shared_->ended; });
+  }
+  if (!threaded_) {
+    const Deadline deadline = Deadline::after_ms(static_cast<std::uint32_t>(kPatience.count()));
+    while (poll_items(*shared_)) {
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  if (!thread_.joinable()) return true;
+  if (ended) {
+    thread_.join();
+  } else {
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "GPU work on a loan has not ended; its memory stays mapped until the process ends");
+    thread_.detach();
+  }
+  return ended;
+}
+
+} // namespace gpuloan::loan

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+//
+// Completion: who waits for the importer's own GPU work. Its thread sleeps in the driver on the event recorded behind a
+// turn's work, so that the loop never does and a finished turn is noticed at once (S16); a caller-driven context has no
+// thread and polls from its dispatch instead. Jobs and disposals that may block run here too.
+#pragma once
+
+#include <driver/handles.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace gpuloan::loan {
+
+class Completion {
+ public:
+  using Report = std::function<void(Result<void>)>; // called without any lock
+
+  explicit Completion(bool threaded) : shared_(std::make_shared<Shared>()), threaded_(threaded) {}
+  ~Completion() { stop(); }
+  Completion(const Completion&) = delete;
+  Completion& operator=(const Completion&) = delete;
+
+  // Reports once everything before `event` is complete, or with the driver's error.
+  void watch(driver::OwnedEvent event, Report report);
+  // Runs `job` on the thread; a caller-driven context runs it in the next poll().
+  void run(std::function<void()> job);
+  // Caller-driven: reports what is complete and runs jobs; true while something still waits.
+  bool poll();
+  [[nodiscard]] bool pending() const noexcept;
+  // Ends the thread. Bounded: GPU work that does not end within a second is left to itself, with its event; false then.
+  bool stop() noexcept;
+
+ private:
+  struct Item {
+    driver::OwnedEvent event; // empty: a job
+    Report report;
+    std::function<void()> job;
+  };
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Item> items;
+    bool stopping = false, ended = false;
+  };
+  static void main(const std::shared_ptr<Shared>& shared);
+  static bool poll_items(Shared& shared);
+  void push(Item item);
+
+  std::shared_ptr<Shared> shared_; // outlives this object when the thread had to be left behind
+  const bool threaded_;
+  std::thread thread_;
+};
+
+} // namespace gpuloan::loan

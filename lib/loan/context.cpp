@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: MIT
+#include <loan/context.hpp>
+#include <loan/loan.hpp>
+
+#include <base/log.hpp>
+#include <base/thread.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace gpuloan::loan {
+namespace {
+
+constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
+constexpr std::size_t kRefusalsMax = 64; // events of refused connections that may wait: they need no key
+constexpr std::uint64_t kPidfdBit = 1; // a peer's tag is even; the tag of its pidfd is the next odd number
+
+} // namespace
+
+bool may_spin() noexcept {
+  static const bool several = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return ::sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) > 1;
+  }();
+  return several;
+}
+
+Context::Context(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu) : options_(options), gpu_(std::move(gpu)) {}
+
+Context::~Context() = default;
+
+// ---- The loop -----------------------------------------------------------------------------------------------------
+
+Result<void> Context::start() {
+  event_fd_ = UniqueFd::take(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_fd_) return fail_errno("eventfd", errno);
+  const bool ring_allowed = options_.loop_thread && options_.role == GPULOAN_ROLE_EXPORTER;
+  const auto make = [this, ring_allowed]() -> Result<void> {
+    auto choice = loop::make_engine(ring_allowed ? options_.engine : GPULOAN_ENGINE_EPOLL, ring_allowed);
+    if (!choice) return forward(std::move(choice.error()));
+    engine_ = std::move(choice->engine);
+    engine_kind_ = engine_->kind();
+    engine_reason_ = ring_allowed ? choice->reason
+                                  : (options_.role == GPULOAN_ROLE_IMPORTER ? "an importer keeps its sockets out of io_uring"
+                                                                            : "a caller-driven loop has a descriptor to poll");
+    return {};
+  };
+  if (!options_.loop_thread) {
+    GPULOAN_TRY(make());
+    poll_fd_ = engine_->poll_fd();
+    return {};
+  }
+  std::promise<Result<void>> made;
+  auto future = made.get_future();
+  loop_thread_ = start_thread("gpuloan-loop", [this, &made, make] { // an io_uring belongs to the thread that makes it
+    Result<void> result = make();
+    const bool ok = result.has_value();
+    loop_id_ = std::this_thread::get_id();
+    made.set_value(std::move(result));
+    if (ok) loop_main();
+  });
+  Result<void> result = future.get();
+  if (!result) loop_thread_.join();
+  return result;
+}
+
+void Context::loop_main() {
+  while (!stopping_) {
+    try {
+      run_once(kLongestWaitNs);
+    } catch (const std::exception& error) { // out of memory: what was due is looked at again in the next turn
+      GPULOAN_LOG(GPULOAN_LOG_ERROR, std::string("a turn of the loop failed: ") + error.what());
+    }
+  }
+  run_tasks();
+  const Lock lock(mutex_); // others look at it to wake it
+  engine_.reset();
+}
+
+void Context::run_once(std::uint64_t limit_ns) {
+  std::uint64_t timeout = limit_ns;
+  {
+    const Lock lock(mutex_);
+    if (!tasks_.empty()) timeout = 0;
+    timeout = std::min(timeout, tick_wanted_ns_);
+    sleeping_ = timeout > kTickMaxNs;
+  }
+  if (auto waited = engine_->wait(timeout, *this); !waited) {
+    GPULOAN_LOG(GPULOAN_LOG_ERROR, "the loop cannot wait: " + waited.error().text);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  sleeping_ = false;
+  run_tasks();
+  after_turn();
+  const Lock lock(mutex_);
+  if (closed_) return;
+  bool stalled = false;
+  for (const auto& [tag, peer] : std::map(peers_)) {
+    if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
+    stalled |= peer->stalled;
+  }
+  tick_wanted_ns_ = std::min(tick(), stalled ? kTickMaxNs : kNever);
+}
+
+void Context::run_tasks() {
+  std::vector<std::function<void()>> tasks;
+  {
+    const Lock lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  for (const auto& task : tasks) task();
+}
+
+void Context::turn_loop(Lock& lock, std::uint64_t limit_ns) {
+  lock.unlock();
+  if (std::unique_lock turn(turn_mutex_, std::try_to_lock); turn) {
+    run_once(limit_ns);
+    lock.lock();
+    changed_.notify_all(); // who waits for the turn may take it
+  } else {
+    lock.lock();
+    changed_.wait_for(lock, std::chrono::nanoseconds(std::min(limit_ns, kTickMaxNs)));
+  }
+}
+
+void Context::post(std::function<void()> task) {
+  tasks_.push_back(std::move(task));
+  if (engine_ && !on_loop_thread()) engine_->wake();
+}
+
+void Context::request_tick() {
+  tick_ns_ = kTickFirstNs;
+  tick_wanted_ns_ = std::min(tick_wanted_ns_, kTickFirstNs);
+  if (sleeping_ && engine_ && !on_loop_thread()) engine_->wake();
+}
+
+void Context::stop_loop() noexcept {
+  stopping_ = true;
+  if (loop_thread_.joinable()) {
+    {
+      const Lock lock(mutex_);
+      if (engine_) engine_->wake();
+    }
+    loop_thread_.join();
+  } else if (engine_) {
+    const std::lock_guard turn(turn_mutex_);
+    run_tasks();
+    engine_.reset();
+  }
+}
+
+Result<void> Context::dispatch(std::uint32_t timeout_ms) {
+  if (options_.loop_thread) return fail(GPULOAN_ERR_STATE, "this context has a loop thread: gpuloan_context_dispatch is for GPULOAN_LOOP_CALLER");
+  Lock lock(mutex_);
+  turn_loop(lock, std::uint64_t{timeout_ms} * 1'000'000U);
+  return {};
+}
+
+// ---- Events -------------------------------------------------------------------------------------------------------
+
+void Context::push_event(Event event) {
+  if (event.loan && !event.loan->handle.held()) return; // nobody could name it
+  if (event.type == GPULOAN_EVENT_PEER_REFUSED &&
+      std::count_if(events_.begin(), events_.end(), [](const Event& other) { return other.type == GPULOAN_EVENT_PEER_REFUSED; }) >= static_cast<std::ptrdiff_t>(kRefusalsMax)) {
+    return;
+  }
+  events_.push_back(std::move(event));
+  const std::uint64_t one = 1;
+  static_cast<void>(::write(event_fd_.get(), &one, sizeof one));
+  changed_.notify_all();
+}
+
+void Context::forget_events(const Loan& loan) noexcept {
+  std::erase_if(events_, [&](const Event& event) { return event.loan.get() == &loan; });
+  quiet_event_fd();
+}
+
+void Context::quiet_event_fd() noexcept {
+  if (!events_.empty()) return;
+  std::uint64_t count = 0;
+  static_cast<void>(::read(event_fd_.get(), &count, sizeof count));
+}
+
+void Context::hold(Handle& handle, std::shared_ptr<void> self) {
+  if (handle.count_++ == 0) held_.emplace(&handle, std::move(self));
+}
+
+std::shared_ptr<void> Context::drop(Handle& handle) noexcept {
+  if (handle.count_ == 0 || --handle.count_ != 0) return nullptr;
+  const auto it = held_.find(&handle);
+  if (it == held_.end()) return nullptr;
+  std::shared_ptr<void> last = std::move(it->second);
+  held_.erase(it);
+  return last;
+}
+
+std::vector<std::shared_ptr<void>> Context::clear_handles() noexcept {
+  events_.clear();
+  std::vector<std::shared_ptr<void>> held;
+  for (auto& [handle, self] : held_) held.push_back(std::move(self));
+  held_.clear();
+  held.push_back(std::make_shared<decltype(tasks_)>(std::move(tasks_))); // posted after the loop ended; they name peers
+  tasks_.clear();
+  return held;
+}
+
+Result<Event> Context::next_event(std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  if (events_.empty() && timeout_ms == 0 && !options_.loop_thread) turn_loop(lock, 0);
+  if (!wait(lock, deadline, false, [this] { return !events_.empty(); })) {
+    return closed_ ? fail(GPULOAN_ERR_STATE, "the context is closed") : fail(GPULOAN_ERR_TIMEOUT, "no event came within " + std::to_string(timeout_ms) + " ms");
+  }
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  quiet_event_fd();
+  return event;
+}
+
+// ---- Peers --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Peer> Context::find_peer(std::uint64_t tag) {
+  const auto it = peers_.find(tag & ~kPidfdBit);
+  return it == peers_.end() ? nullptr : it->second;
+}
+
+Result<void> Context::add_peer(const std::shared_ptr<Peer>& peer) {
+  peer->tag = next_tag_;
+  next_tag_ += 2;
+  peers_.emplace(peer->tag, peer);
+  post([this, peer] {
+    const Lock lock(mutex_);
+    if (peer->lost) return;
+    if (auto added = engine_->add_socket(peer->socket.get(), peer->tag); !added) {
+      lose(peer, std::move(added.error()));
+      return;
+    }
+    peer->in_loop = true;
+  });
+  return {};
+}
+
+void Context::watch_pidfd(Peer& peer) {
+  if (!peer.pidfd) return;
+  if (auto added = engine_->add_readable(peer.pidfd.get(), peer.tag | kPidfdBit); !added) {
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "cannot watch a peer's pidfd: " + added.error().text);
+    return;
+  }
+  peer.pidfd_in_loop = true;
+}
+
+void Context::lose(const std::shared_ptr<Peer>& peer, Error why) {
+  if (peer->lost) return;
+  peer->lost = true;
+  peer->loss = std::move(why);
+  peer->outbox.clear();
+  GPULOAN_LOG(GPULOAN_LOG_INFO, "peer lost: " + peer->loss.text);
+  if (peer->socket) ::shutdown(peer->socket.get(), SHUT_RDWR);
+  on_peer_lost(peer);
+  post([this, peer] {
+    const Lock lock(mutex_);
+    if (peer->in_loop) engine_->remove(peer->socket.get());
+    peer->in_loop = false;
+    peer->socket.reset();
+    if (peer->pidfd_in_loop && !awaits_death(*peer)) {
+      engine_->remove(peer->pidfd.get());
+      peer->pidfd_in_loop = false;
+    }
+    if (!peer->pidfd_in_loop) peers_.erase(peer->tag);
+  });
+  changed_.notify_all();
+}
+
+void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
+  std::shared_ptr<void> last;
+  const Lock lock(mutex_);
+  if (!closed_) {
+    if (!peer->lost && peer->phase == Peer::Phase::Ready) {
+      channel::Record bye = channel::make_record(channel::Type::Bye);
+      bye.notice.status = GPULOAN_OK;
+      send(*peer, bye);
+    }
+    lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the connection was closed on this side"});
+    std::erase_if(events_, [&](const Event& event) { return event.peer == peer && event.loan == nullptr; });
+    quiet_event_fd();
+  }
+  peer->closed = true;
+  last = drop(peer->handle);
+}
+
+// ---- Sending ------------------------------------------------------------------------------------------------------
+
+bool Context::send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) {
+  if (peer.lost) return false;
+  if (peer.outbox.empty()) {
+    std::vector<int> raw;
+    for (const UniqueFd& fd : fds) raw.push_back(fd.get());
+    switch (channel::send_record(peer.socket.get(), record, tail, raw)) {
+      case channel::SendResult::Sent:
+        return true;
+      case channel::SendResult::Lost: // the loop sees the end of the socket, after what the peer still sent
+        return false;
+      case channel::SendResult::Full:
+        break;
+    }
+  }
+  const auto it = peers_.find(peer.tag);
+  if (it == peers_.end()) return false;
+  if (peer.outbox.size() >= Peer::kOutboxMax) {
+    lose(it->second, Error{GPULOAN_ERR_PROTOCOL, "the peer does not read: " + std::to_string(Peer::kOutboxMax) + " records wait for it"});
+    return false;
+  }
+  peer.outbox.push_back({record, {tail.begin(), tail.end()}, std::move(fds)});
+  if (peer.outbox.size() == 1) {
+    post([this, self = it->second] {
+      const Lock lock(mutex_);
+      if (self->in_loop) static_cast<void>(engine_->want_writable(self->socket.get()));
+    });
+  }
+  return true;
+}
+
+void Context::send_text(Peer& peer, channel::Record record, std::string_view text) {
+  text = text.substr(0, GPULOAN_TEXT_MAX - 1);
+  send(peer, record, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void Context::flush(const std::shared_ptr<Peer>& peer) {
+  while (!peer->outbox.empty()) {
+    Outgoing& first = peer->outbox.front();
+    std::vector<int> raw;
+    for (const UniqueFd& fd : first.fds) raw.push_back(fd.get());
+    const channel::SendResult result = channel::send_record(peer->socket.get(), first.record, first.tail, raw);
+    if (result == channel::SendResult::Full) {
+      // With descriptors it may be the user's limit of descriptors in flight: the socket would be writable all along.
+      if (first.fds.empty()) static_cast<void>(engine_->want_writable(peer->socket.get()));
+      else peer->stalled = true;
+      return;
+    }
+    peer->outbox.pop_front();
+  }
+}
+
+// ---- What the engine calls ----------------------------------------------------------------------------------------
+
+void Context::on_message(std::uint64_t tag, const loop::Message& message) {
+  auto received = channel::decode(message); // takes the descriptors, whatever comes next
+  const Lock lock(mutex_);
+  const std::shared_ptr<Peer> peer = find_peer(tag);
+  if (peer == nullptr || peer->lost) return;
+  if (!received) {
+    lose(peer, std::move(received.error()));
+    return;
+  }
+  on_record(peer, *received);
+}
+
+void Context::on_closed(std::uint64_t tag, int error) {
+  const Lock lock(mutex_);
+  const std::shared_ptr<Peer> peer = find_peer(tag);
+  if (peer == nullptr || peer->lost) return;
+  lose(peer, Error{GPULOAN_ERR_PEER_LOST, error == 0 ? "the peer closed its socket or died" : errno_text("the peer's socket", error)});
+}
+
+void Context::on_readable(std::uint64_t tag) {
+  if (tag == kListenerTag) {
+    const Lock lock(mutex_);
+    on_listener();
+    return;
+  }
+  const Lock lock(mutex_);
+  const std::shared_ptr<Peer> peer = find_peer(tag);
+  if (peer == nullptr) return;
+  engine_->remove(peer->pidfd.get());
+  peer->pidfd_in_loop = false;
+  on_peer_dead(peer);
+  if (peer->lost) {
+    peers_.erase(peer->tag);
+    return;
+  }
+  // What it sent before it died still counts, and the end of its socket comes after that. A socket that a grandchild keeps
+  // open never ends, so the peer is lost here at the latest.
+  post([this, peer] {
+    if (peer->in_loop) static_cast<void>(engine_->drain(peer->socket.get(), *this));
+    const Lock inner(mutex_);
+    lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the peer's process is gone"});
+  });
+}
+
+void Context::on_writable(std::uint64_t tag) {
+  const Lock lock(mutex_);
+  if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr && !peer->lost) flush(peer);
+}
+
+// ---- Stats --------------------------------------------------------------------------------------------------------
+
+gpuloan_stats Context::stats() {
+  const Lock lock(mutex_);
+  gpuloan_stats stats = {};
+  stats.size = sizeof stats;
+  stats.engine = engine_kind_;
+  stats.loans_total = loans_total_;
+  stats.loans_failed = loans_failed_;
+  stats.copied_bytes = copied_bytes_;
+  stats.gpu_waits = gpu_waits_;
+  for (const auto& [tag, peer] : peers_) stats.peers += !peer->lost && peer->phase == Peer::Phase::Ready ? 1U : 0U;
+  engine_reason_.copy(stats.engine_reason, GPULOAN_TEXT_MAX - 1);
+  const std::string driver = gpu_ ? gpu_->driver().describe() : "no driver: host memory only";
+  driver.copy(stats.driver_text, GPULOAN_TEXT_MAX - 1);
+  fill_stats(stats);
+  return stats;
+}
+
+} // namespace gpuloan::loan

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+//
+// Context: what both sides have in common: the loop that drives the connections, the lock, the queue of events, the
+// device, and the ways to wait.
+//
+// Threads. With a loop thread, that thread makes, uses and destroys the engine; callers' threads enter through the lock
+// and send on the sockets themselves. Without one, whichever thread is in dispatch() or in a waiting call turns the
+// loop, one at a time. `mutex_` guards everything below it, and the peers and loans; no driver call that can block on a
+// caller's stream is made while it is held. Work for the engine is posted as tasks, which run on the loop without the lock.
+#pragma once
+
+#include <base/clock.hpp>
+#include <base/fork.hpp>
+#include <channel/handshake.hpp>
+#include <driver/handles.hpp>
+#include <loan/peer.hpp>
+#include <loop/engine.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+namespace gpuloan::loan {
+
+class Loan;
+class Request;
+
+struct ContextOptions {
+  gpuloan_role role = GPULOAN_ROLE_EXPORTER;
+  bool loop_thread = true;
+  gpuloan_engine engine = GPULOAN_ENGINE_AUTO;
+  std::uint32_t rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_HOST;
+  gpuloan_gate gate = GPULOAN_GATE_AUTO;
+  std::uint32_t gpu_wait_limit = 4;
+  std::uint32_t slots = 16384;
+  std::uint32_t canary_timeout_ms = 2000;
+  std::uint64_t idle_bytes = std::uint64_t{1} << 30;
+  std::uint64_t account_bytes = 0;
+};
+
+struct Event {
+  gpuloan_event_type type = GPULOAN_EVENT_NONE;
+  gpuloan_status status = GPULOAN_OK;
+  std::shared_ptr<Peer> peer;
+  std::shared_ptr<Loan> loan;
+  std::shared_ptr<Request> request;
+  std::string text;
+};
+
+inline constexpr std::uint64_t kTickFirstNs = 50'000; // of polling words that a GPU writes
+inline constexpr std::uint64_t kTickMaxNs = 1'000'000;
+inline constexpr std::uint64_t kNever = UINT64_MAX;
+
+class Context : public std::enable_shared_from_this<Context>, protected loop::Handler {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  virtual ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  [[nodiscard]] Result<void> start(); // makes the engine, starts the thread
+  virtual void close() noexcept = 0;  // ends everything; idempotent
+  [[nodiscard]] int fd() const noexcept { return options_.loop_thread ? event_fd_.get() : poll_fd_; }
+  [[nodiscard]] Result<void> dispatch(std::uint32_t timeout_ms);
+  [[nodiscard]] Result<Event> next_event(std::uint32_t timeout_ms);
+  [[nodiscard]] gpuloan_stats stats();
+  [[nodiscard]] const ContextOptions& options() const noexcept { return options_; }
+  [[nodiscard]] const std::shared_ptr<driver::Gpu>& gpu() const noexcept { return gpu_; }
+  void close_peer(const std::shared_ptr<Peer>& peer) noexcept;
+  // Lock held. A reference of the caller's; the last drop returns the object, to be destroyed without the lock.
+  void hold(Handle& handle, std::shared_ptr<void> self);
+  [[nodiscard]] std::shared_ptr<void> drop(Handle& handle) noexcept;
+  // Lock held. The caller dropped its last reference: events that name the loan are not delivered any more.
+  void forget_events(const Loan& loan) noexcept;
+  [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
+  [[nodiscard]] bool forked() const noexcept { return fork_generation_ != fork_generation(); }
+
+ protected:
+  Context(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu);
+
+  // Waits until `done()` (called with the lock) or the deadline; false on the latter. `polls`: done() looks at words
+  // that a GPU writes, which wakes nobody.
+  template <typename Done>
+  [[nodiscard]] bool wait(Lock& lock, const Deadline& deadline, bool polls, Done done);
+
+  void post(std::function<void()> task); // lock held; the task runs on the loop, without the lock
+  void push_event(Event event);          // lock held
+  // Lock held. Sends now or, where the socket is full, later and in order; false when the other end is gone. A peer that
+  // does not read is dropped.
+  bool send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail = {}, std::vector<UniqueFd> fds = {});
+  void send_text(Peer& peer, channel::Record record, std::string_view text);
+  // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
+  void lose(const std::shared_ptr<Peer>& peer, Error why);
+  [[nodiscard]] Result<void> add_peer(const std::shared_ptr<Peer>& peer); // lock held; into the loop, as a task
+  void watch_pidfd(Peer& peer);
+  void request_tick();               // lock held; the loop looks again soon
+  void stop_loop() noexcept;         // no callback runs afterwards
+  // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
+  [[nodiscard]] std::vector<std::shared_ptr<void>> clear_handles() noexcept;
+  [[nodiscard]] bool on_loop_thread() const noexcept { return std::this_thread::get_id() == loop_id_.load(); }
+
+  // Lock held, on the loop.
+  virtual void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
+  virtual void on_peer_lost(const std::shared_ptr<Peer>& peer) = 0;
+  virtual void on_listener() {}
+  virtual void on_peer_dead(const std::shared_ptr<Peer>&) {} // its pidfd fired
+  [[nodiscard]] virtual bool awaits_death(const Peer&) const { return false; } // keep watching a lost peer's pidfd
+  // Polls what a GPU writes and moves copies along. Returns the nanoseconds after which it wants to be called again.
+  [[nodiscard]] virtual std::uint64_t tick() = 0;
+  virtual void after_turn() {} // no lock held; each turn of the loop
+  virtual void fill_stats(gpuloan_stats& stats) const = 0;
+
+  static constexpr std::uint64_t kListenerTag = 0;
+  const ContextOptions options_;
+  const std::shared_ptr<driver::Gpu> gpu_; // null: no device
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  std::map<std::uint64_t, std::shared_ptr<Peer>> peers_; // by tag
+  std::unique_ptr<loop::Engine> engine_;                 // the loop's
+  std::uint64_t loans_total_ = 0, loans_failed_ = 0, copied_bytes_ = 0;
+  std::uint32_t gpu_waits_ = 0;
+  std::uint64_t tick_ns_ = kTickFirstNs; // the present interval; doubles while nothing moves
+
+ private:
+  void on_message(std::uint64_t tag, const loop::Message& message) final;
+  void on_closed(std::uint64_t tag, int error) final;
+  void on_readable(std::uint64_t tag) final;
+  void on_writable(std::uint64_t tag) final;
+  void loop_main();
+  void run_once(std::uint64_t limit_ns);
+  void turn_loop(Lock& lock, std::uint64_t limit_ns); // caller-driven
+  void run_tasks();
+  void flush(const std::shared_ptr<Peer>& peer);
+  void quiet_event_fd() noexcept; // lock held
+  [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
+
+  UniqueFd event_fd_;
+  int poll_fd_ = -1;
+  std::deque<Event> events_;
+  std::unordered_map<const Handle*, std::shared_ptr<void>> held_;
+  std::vector<std::function<void()>> tasks_;
+  std::thread loop_thread_;
+  std::atomic<std::thread::id> loop_id_{};
+  std::mutex turn_mutex_; // caller-driven: who turns the loop
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick
+  std::uint64_t tick_wanted_ns_ = kNever;
+  gpuloan_engine engine_kind_ = GPULOAN_ENGINE_EPOLL;
+  std::string engine_reason_;
+  std::uint64_t next_tag_ = 2;
+  const std::uint32_t fork_generation_ = fork_generation();
+};
+
+inline constexpr std::uint64_t kSpinNs = 20'000;
+[[nodiscard]] bool may_spin() noexcept; // more than one CPU
+
+template <typename Done>
+bool Context::wait(Lock& lock, const Deadline& deadline, bool polls, Done done) {
+  if (done()) return true;
+  const std::uint64_t spin_until = polls && may_spin() ? std::min(now_ns() + kSpinNs, deadline.at_ns()) : 0;
+  while (now_ns() < spin_until) {
+    lock.unlock();
+    lock.lock();
+    if (done()) return true;
+  }
+  std::uint64_t nap = kTickFirstNs;
+  while (!deadline.passed() && !closed_) {
+    const std::uint64_t left = deadline.left_ns();
+    const std::uint64_t pause = polls ? std::min(left, nap) : left;
+    if (options_.loop_thread) {
+      changed_.wait_for(lock, std::chrono::nanoseconds(pause));
+    } else {
+      turn_loop(lock, pause);
+    }
+    if (done()) return true;
+    nap = std::min(nap * 2, kTickMaxNs);
+  }
+  return done();
+}
+
+} // namespace gpuloan::loan

@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: MIT
+//
+// Connections: HELLO and its checks, WELCOME, the control pages' four steps, then requests and the importer's answers. A
+// peer that breaks the protocol is dropped; nothing it sends makes the exporter wait, fail or grow without bound.
+#include <loan/exporter.hpp>
+
+#include <base/log.hpp>
+#include <base/reaper.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <unistd.h>
+
+namespace gpuloan::loan {
+namespace {
+
+constexpr std::uint64_t kHandshakeNs = 10'000'000'000; // a connection that has not finished by then is closed
+constexpr std::uint32_t kDisposeMs = 1000; // for close(); what takes longer is left to the reaper
+constexpr std::size_t kHandshakesMax = 256; // at once; more are closed unheard
+constexpr std::uint64_t kListenerPauseNs = 100'000'000;
+constexpr std::uint64_t kLingerNs = 50'000'000; // the loop keeps ticking this long after the last loan
+
+template <typename Object>
+void erase_one(std::vector<Object>& list, const Object& object) {
+  if (const auto it = std::find(list.begin(), list.end(), object); it != list.end()) list.erase(it);
+}
+
+std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
+  if (gpu == nullptr) return {};
+  channel::DeviceEntry entry = {};
+  std::memcpy(entry.uuid, gpu->floors().uuid.bytes, sizeof entry.uuid);
+  entry.floors = gpu->floors().bits;
+  entry.driver_version = gpu->driver().version();
+  return {entry};
+}
+
+} // namespace
+
+gpuloan_memory_state ExportLoan::memory_state() const noexcept {
+  switch (state) {
+    case ExportState::Released:
+      return GPULOAN_MEMORY_RELEASED;
+    case ExportState::Retired:
+      return GPULOAN_MEMORY_RETIRED;
+    case ExportState::Surrendered:
+      return GPULOAN_MEMORY_SURRENDERED;
+    case ExportState::Quarantined:
+      return GPULOAN_MEMORY_QUARANTINED;
+    default:
+      return GPULOAN_MEMORY_HELD;
+  }
+}
+
+Result<std::shared_ptr<Exporter>> Exporter::create(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu) {
+  auto boot = channel::read_boot_id();
+  if (!boot) return forward(std::move(boot.error()));
+  std::shared_ptr<Exporter> exporter(new Exporter(options, std::move(gpu), *boot));
+  GPULOAN_TRY(exporter->start());
+  return exporter;
+}
+
+Exporter::Exporter(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot)
+    : Context(options, std::move(gpu)), boot_(boot), accounts_(options.account_bytes) {}
+
+Exporter::~Exporter() { close(); }
+
+void Exporter::close() noexcept {
+  {
+    const Lock lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    const auto peers = peers_;
+    for (const auto& [tag, peer] : peers) lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the exporter closed its context"});
+    changed_.notify_all();
+  }
+  stop_loop();
+  after_turn();
+  Lock lock(mutex_);
+  auto held = clear_handles(); // destroyed last, without the lock
+  if (!listen_path_.empty()) ::unlink(listen_path_.c_str());
+  listener_.reset();
+  for (const auto& weak : regions_) {
+    const auto region = weak.lock();
+    if (!region) continue;
+    if (region->region != nullptr) region->arena->destroy(std::exchange(region->region, nullptr));
+    region->arena.reset();
+  }
+  regions_.clear();
+  for (const auto& peer : remembered_) {
+    for (const auto& [id, loan] : peer->loans) {
+      loan->arena.reset();
+      loan->reading = {};
+      loan->landed = {};
+    }
+    peer->loans.clear();
+    peer->canary_loan.reset();
+    peer->release_memory(true);
+    peer->socket.reset();
+    peer->pidfd.reset();
+  }
+  remembered_.clear();
+  peers_.clear();
+  lock.unlock();
+  held.clear();
+  wait_disposed(kDisposeMs);
+}
+
+namespace {
+
+// What is left of a connection, destroyed by the reaper in this order: our own copies end, the arena asks the streams that
+// used it, then rings, words, events and streams go.
+struct Remains {
+  driver::OwnedStream copy_stream, canary_stream;
+  std::vector<driver::OwnedStream> ring_streams;
+  std::vector<std::unique_ptr<EventPair>> events;
+  std::vector<std::pair<std::uint32_t, driver::OwnedEvent>> late_slots;
+  gate::Words words;
+  std::unique_ptr<memory::RingSource> to_importer;
+  std::unique_ptr<memory::RingSink> from_importer;
+  std::shared_ptr<memory::Arena> arena;
+
+  Remains() = default;
+  Remains(const Remains&) = delete;
+  Remains& operator=(const Remains&) = delete;
+  ~Remains() {
+    if (!memory::drain_ring(to_importer.get())) static_cast<void>(to_importer.release()); // left to the process
+    if (!memory::drain_ring(from_importer.get())) static_cast<void>(from_importer.release());
+    arena.reset();
+  }
+};
+
+} // namespace
+
+void ExporterPeer::release_memory(bool with_arena) noexcept {
+  try {
+    auto remains = std::make_shared<Remains>();
+    if (to_importer) to_importer->forget_all();
+    if (with_arena) {
+      remains->copy_stream = std::move(copy_stream);
+      remains->canary_stream = std::move(canary_stream);
+      remains->ring_streams = std::move(ring_streams);
+    } else { // the regions that live on remember which streams used them
+      if (to_importer) ring_streams.push_back(to_importer->ring().take_stream());
+      if (from_importer) ring_streams.push_back(from_importer->ring().take_stream());
+    }
+    remains->events = std::move(events);
+    remains->late_slots = std::move(late_slots);
+    remains->words = std::move(words);
+    remains->to_importer = std::move(to_importer);
+    remains->from_importer = std::move(from_importer);
+    if (with_arena) remains->arena = std::move(arena);
+    events.clear();
+    late_slots.clear();
+    memory_released = true;
+    dispose(std::move(remains));
+  } catch (...) { // no memory: the members' own destructors do it, in their order
+  }
+}
+
+// ---- Connecting ---------------------------------------------------------------------------------------------------
+
+Result<gpuloan_key> Exporter::invite(std::string_view account) {
+  const Lock lock(mutex_);
+  return keys_.mint(account);
+}
+
+Result<void> Exporter::listen(const char* path) {
+  const Lock lock(mutex_);
+  if (listener_) return fail(GPULOAN_ERR_STATE, "this context listens already, at " + listen_path_);
+  auto listener = channel::listen_at(path);
+  if (!listener) return forward(std::move(listener.error()));
+  listener_ = std::move(*listener);
+  listen_path_ = path;
+  post([this] {
+    const Lock inner(mutex_);
+    if (!closed_) watch_listener();
+  });
+  return {};
+}
+
+Result<void> Exporter::attach(int fd, std::string_view account) {
+  GPULOAN_TRY(channel::check_inherited(fd));
+  if (account.size() >= sizeof gpuloan_peer_info{}.account) return fail(GPULOAN_ERR_INVALID, "the account name is longer than 63 bytes");
+  const Lock lock(mutex_);
+  GPULOAN_TRY(channel::enable_identity(fd));
+  const auto peer = adopt_socket(UniqueFd::take(fd));
+  peer->needs_key = false;
+  peer->account = account;
+  return {};
+}
+
+std::shared_ptr<ExporterPeer> Exporter::adopt_socket(UniqueFd socket) {
+  auto peer = std::make_shared<ExporterPeer>(shared_from_this());
+  peer->socket = std::move(socket);
+  peer->connected_ns = now_ns();
+  remembered_.push_back(peer);
+  static_cast<void>(add_peer(peer));
+  request_tick();
+  return peer;
+}
+
+void Exporter::on_listener() {
+  const auto shaking = std::count_if(peers_.begin(), peers_.end(), [](const auto& entry) {
+    return !entry.second->lost && entry.second->phase != Peer::Phase::Ready;
+  });
+  std::size_t room = kHandshakesMax - std::min<std::size_t>(kHandshakesMax, static_cast<std::size_t>(shaking));
+  while (true) {
+    auto socket = channel::accept_one(listener_.get());
+    if (!socket) { // out of descriptors, most likely: look away for a while instead of spinning
+      GPULOAN_LOG(GPULOAN_LOG_WARNING, "cannot accept a connection: " + socket.error().text);
+      engine_->remove(listener_.get());
+      listener_back_ns_ = now_ns() + kListenerPauseNs;
+      return;
+    }
+    if (!*socket) return;
+    if (room == 0) continue; // closes it
+    --room;
+    if (channel::enable_identity(socket->get())) adopt_socket(std::move(*socket));
+  }
+}
+
+void Exporter::watch_listener() {
+  listener_back_ns_ = 0;
+  if (auto added = engine_->add_readable(listener_.get(), kListenerTag); !added) {
+    GPULOAN_LOG(GPULOAN_LOG_ERROR, "cannot watch the listening socket: " + added.error().text);
+  }
+}
+
+void Exporter::refuse(const std::shared_ptr<ExporterPeer>& peer, Error why) {
+  channel::Record record = channel::make_record(channel::Type::Refused);
+  record.notice.status = why.status;
+  send_text(*peer, record, why.text);
+  push_event({GPULOAN_EVENT_PEER_REFUSED, why.status, nullptr, nullptr, nullptr, why.text});
+  peer->refused = true;
+  lose(peer, std::move(why));
+}
+
+Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received) {
+  auto hello = channel::check_hello(received, ::geteuid(), boot_);
+  if (!hello) return forward(std::move(hello.error()));
+  if (peer->needs_key) {
+    if (!hello->has_key) return fail(GPULOAN_ERR_KEY, "a connection to a path needs a key (gpuloan_context_invite)");
+    std::memcpy(peer->key, received.record->hello.key, sizeof peer->key); // wiped when it is spent or given back
+    auto account = keys_.claim(peer->key);
+    if (!account) return forward(std::move(account.error()));
+    peer->key_claimed = true;
+    peer->account = std::move(*account);
+  }
+  peer->version = hello->version;
+  peer->devices = std::move(hello->devices);
+  peer->floors.has_device = hello->wants_device && !peer->devices.empty();
+  if (peer->floors.has_device) {
+    peer->floors.floors = peer->devices.front().floors;
+    peer->same_device = gpu_ && std::memcmp(peer->devices.front().uuid, gpu_->floors().uuid.bytes, 16) == 0;
+  }
+  peer->pid = received.sender.pid;
+  peer->pidfd = channel::peer_pidfd(received.sender);
+  watch_pidfd(*peer);
+  return {};
+}
+
+void Exporter::welcome(const std::shared_ptr<ExporterPeer>& peer) {
+  auto words = gate::Words::create(options_.slots);
+  auto fd = words ? UniqueFd::dup(words->fd()) : Result<UniqueFd>(forward(std::move(words.error())));
+  if (!fd) {
+    refuse(peer, std::move(fd.error()));
+    return;
+  }
+  peer->words = std::move(*words);
+  peer->account_ref = accounts_.get(peer->account);
+  peer->arena = std::make_shared<memory::Arena>(gpu_, peer->account_ref, options_.idle_bytes);
+  peer->generations.assign(options_.slots, 0);
+  for (std::uint32_t slot = options_.slots; slot > 0; --slot) peer->free_slots.push_back(slot - 1);
+
+  const auto devices = device_entries(gpu_.get());
+  channel::Record record = channel::make_record(channel::Type::Welcome);
+  record.welcome.version = peer->version;
+  record.welcome.device_count = static_cast<std::uint32_t>(devices.size());
+  record.welcome.slots = options_.slots;
+  if (!send(*peer, record, std::as_bytes(std::span(devices)))) return; // gone before WELCOME: its loss gives the key back
+  if (peer->key_claimed) keys_.spend(peer->key);
+  peer->key_claimed = false;
+  ::explicit_bzero(peer->key, sizeof peer->key);
+
+  record = channel::make_record(channel::Type::Pages);
+  record.pages.bytes = peer->words.bytes();
+  record.pages.slots = options_.slots;
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(*fd));
+  send(*peer, record, {}, std::move(fds));
+  peer->phase = Peer::Phase::Mapped;
+}
+
+// ---- Records ------------------------------------------------------------------------------------------------------
+
+void Exporter::on_record(const std::shared_ptr<Peer>& base, channel::Received& received) {
+  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
+  if (peer->phase == Peer::Phase::Hello) {
+    if (received.type() != channel::Type::Hello) {
+      refuse(peer, Error{GPULOAN_ERR_PROTOCOL, "the first record was no HELLO"});
+    } else if (auto hello = on_hello(peer, received); !hello) {
+      refuse(peer, std::move(hello.error()));
+    } else {
+      welcome(peer);
+    }
+    return;
+  }
+  if (auto handled = handle(peer, received); !handled) lose(peer, std::move(handled.error()));
+}
+
+Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received) {
+  using channel::Type;
+  const channel::Record& record = *received.record;
+  const Type type = received.type();
+  if (type == Type::Bye) return fail(GPULOAN_ERR_PEER_LOST, "the peer closed the connection");
+  if (peer->phase == Peer::Phase::Mapped && type == Type::PagesMapped) {
+    GPULOAN_TRY(peer->words.seal());
+    send(*peer, channel::make_record(Type::PagesSealed));
+    peer->phase = Peer::Phase::Checked;
+    return {};
+  }
+  if (peer->phase == Peer::Phase::Checked && type == Type::PagesChecked) {
+    peer->phase = Peer::Phase::Ready;
+    push_event({GPULOAN_EVENT_PEER_READY, GPULOAN_OK, peer, nullptr, nullptr, ""});
+    return {};
+  }
+  if (peer->phase != Peer::Phase::Ready) return fail(GPULOAN_ERR_PROTOCOL, "a record came out of turn in the handshake");
+  switch (type) {
+    case Type::Request:
+      return on_request(peer, received);
+    case Type::Done:
+      return on_done(*peer, record.turn);
+    case Type::Ack:
+      return on_ack(*peer, received);
+    case Type::EventHandle:
+      return on_event_handle(*peer, record.event_handle);
+    case Type::Unmapped:
+      if (!peer->arena->unmapped(record.chunk.chunk)) return fail(GPULOAN_ERR_PROTOCOL, "UNMAPPED names a chunk that was not recalled");
+      return {};
+    case Type::RingFilled:
+      if (!peer->from_importer) return fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring");
+      GPULOAN_TRY(peer->from_importer->filled({record.ring_filled.loan, record.ring_filled.offset, record.ring_filled.bytes,
+                                               record.ring_filled.turn, record.ring_filled.slot}));
+      pump(*peer);
+      request_tick();
+      return {};
+    case Type::RingDrained:
+      if (!peer->to_importer) return fail(GPULOAN_ERR_PROTOCOL, "RING_DRAINED without a ring");
+      peer->to_importer->drained(record.ring_drained.slot);
+      pump(*peer);
+      request_tick();
+      return {};
+    default:
+      return fail(GPULOAN_ERR_PROTOCOL, "record type " + std::to_string(record.header.type) + " is not an importer's");
+  }
+}
+
+ExportLoan* Exporter::find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const {
+  const auto it = peer.loans.find(id);
+  if (it == peer.loans.end() || it->second->slot != slot || it->second->generation != generation) return nullptr;
+  return it->second.get();
+}
+
+Result<void> Exporter::on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received) {
+  const channel::Request& wire = received.record->request;
+  if (wire.request == 0) return fail(GPULOAN_ERR_PROTOCOL, "a request has the number 0");
+  if (peer->requests >= ExporterPeer::kRequestsMax) {
+    channel::Record record = channel::make_record(channel::Type::Denied);
+    record.denied.request = wire.request;
+    record.denied.status = GPULOAN_ERR_LIMIT;
+    send_text(*peer, record, std::to_string(ExporterPeer::kRequestsMax) + " requests of this peer are not answered yet");
+    return {};
+  }
+  auto request = std::make_shared<Request>();
+  request->exporter = std::static_pointer_cast<Exporter>(shared_from_this());
+  request->peer = peer;
+  request->id = wire.request;
+  request->bytes = wire.bytes;
+  request->alignment = wire.alignment;
+  request->memory = wire.memory == GPULOAN_MEMORY_HOST ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE;
+  request->onward = wire.onward != 0;
+  request->metadata.assign(received.tail.begin(), received.tail.end());
+  ++peer->requests;
+  push_event({GPULOAN_EVENT_REQUEST, GPULOAN_OK, peer, nullptr, std::move(request), ""});
+  return {};
+}
+
+Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventHandle& wire) {
+  if (!gpu_ || wire.index >= peer.events.size() || peer.events[wire.index]->done) {
+    return fail(GPULOAN_ERR_PROTOCOL, "EVENT_HANDLE names no event pair that waits for one");
+  }
+  cuda::IpcEventHandle handle = {};
+  std::memcpy(handle.reserved, wire.handle, sizeof handle.reserved);
+  auto event = driver::OwnedEvent::open_ipc(gpu_, handle);
+  if (!event) { // its maker may be dead already; what it sent after this still counts, and an ACK needs no event
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "a DONE event cannot be opened, its loans are done with their ACK: " + event.error().text);
+    return {};
+  }
+  peer.events[wire.index]->done = std::move(*event);
+  for (const auto& [id, loan] : std::unordered_map(peer.loans)) advance(*loan);
+  return {};
+}
+
+Result<void> Exporter::on_done(ExporterPeer& peer, const channel::Turn& turn) {
+  ExportLoan* found = find_loan(peer, turn.loan, turn.slot, turn.generation);
+  const auto loan = found != nullptr ? std::static_pointer_cast<ExportLoan>(found->shared_from_this()) : nullptr;
+  if (loan == nullptr || turn.turn == 0 || turn.turn > loan->turn) return fail(GPULOAN_ERR_PROTOCOL, "DONE names no turn that is out");
+  loan->recorded_turn = std::max(loan->recorded_turn, turn.turn);
+  if (turn.at_ns != 0) loan->step_ns[GPULOAN_STEP_DONE] = turn.at_ns;
+  advance(*loan);
+  if (loan->state == ExportState::Out) request_tick(); // recorded, not complete: poll it
+  return {};
+}
+
+Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& received) {
+  const channel::Ack& ack = received.record->ack;
+  ExportLoan* found = find_loan(peer, ack.loan, ack.slot, ack.generation);
+  if (found == nullptr || found->acked || found->state == ExportState::Preparing) return fail(GPULOAN_ERR_PROTOCOL, "ACK names no loan that is out");
+  const auto loan = std::static_pointer_cast<ExportLoan>(found->shared_from_this());
+  loan->acked = true;
+  if (peer.to_importer) peer.to_importer->forget(loan->id); // nothing more of it is sent
+  loan->step_ns[GPULOAN_STEP_IMPORT] = ack.import_ns;
+  loan->step_ns[GPULOAN_STEP_WRITE] = ack.write_ns;
+  loan->step_ns[GPULOAN_STEP_DONE] = ack.done_ns;
+  loan->step_ns[GPULOAN_STEP_UNIMPORT] = ack.unimport_ns;
+  loan->step_ns[GPULOAN_STEP_ACK] = ack.ack_ns;
+  if (ack.outcome != GPULOAN_OK) {
+    fail_loan(*loan, outcome_from_wire(ack.outcome), channel::readable_text(received));
+  } else if (loan->state == ExportState::Out && ack.turns_done != loan->turn) {
+    fail_loan(*loan, GPULOAN_ERR_RETURNED, "the importer returned the loan without finishing its turn");
+  } else if (loan->state == ExportState::Out) {
+    loan->gate_passed = true; // ACK implies DONE; our own copies may still be on their way
+  }
+  advance(*loan);
+  if (!loan->ended) request_tick();
+  return {};
+}
+
+// ---- Loss ---------------------------------------------------------------------------------------------------------
+
+void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
+  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
+  if (peer->key_claimed) keys_.give_back(peer->key);
+  peer->key_claimed = false;
+  ::explicit_bzero(peer->key, sizeof peer->key);
+  const auto loans = peer->loans;
+  for (const auto& [id, loan] : loans) settle_lost(*loan);
+  if (peer->arena) peer->arena->retire();
+  if (peer->arena && peer->dead) peer->arena->holders_gone();
+  // A path may be looked at and left again (that is how a second listener finds out that it is live); a socketpair's other
+  // end was meant for one worker.
+  const bool silent = peer->loss.status == GPULOAN_ERR_PEER_LOST && peer->needs_key;
+  if (peer->phase != Peer::Phase::Ready && !peer->refused && !silent && !closed_) {
+    push_event({GPULOAN_EVENT_PEER_REFUSED, peer->loss.status, nullptr, nullptr, nullptr, peer->loss.text});
+  }
+  report_lost(*peer);
+  request_tick();
+}
+
+// PEER_LOST says that all loans have ended, so it waits for our own copies of the last ones.
+void Exporter::report_lost(ExporterPeer& peer) {
+  if (!peer.lost || peer.closed || peer.loss_reported || !peer.loans.empty() || peer.phase != Peer::Phase::Ready || closed_) return;
+  peer.loss_reported = true;
+  push_event({GPULOAN_EVENT_PEER_LOST, peer.loss.status, peer.shared_from_this(), nullptr, nullptr, peer.loss.text});
+}
+
+void Exporter::on_peer_dead(const std::shared_ptr<Peer>& base) {
+  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
+  peer->dead = true;
+  if (peer->lost && peer->arena) peer->arena->holders_gone();
+  for (const auto& weak : peer->retired) {
+    if (const auto loan = weak.lock()) loan->state = step(loan->state, ExportEvent::Gone).next;
+  }
+  request_tick();
+}
+
+// Once nothing of ours is under way with a lost peer, all but its arena goes; and its pidfd once nothing is counted by it.
+void Exporter::settle_peer(const std::shared_ptr<ExporterPeer>& peer) {
+  if (!peer->memory_released && peer->loans.empty() && !peer->copying() && peer->late_slots.empty() && !peer->canary_loan && !peer->in_loop) {
+    peer->release_memory(false);
+  }
+  if (peer->memory_released && peer->pidfd_in_loop && !awaits_death(*peer)) {
+    engine_->remove(peer->pidfd.get());
+    peer->pidfd_in_loop = false;
+    peer->pidfd.reset();
+    peers_.erase(peer->tag);
+  }
+}
+
+bool Exporter::awaits_death(const Peer& base) const {
+  const auto& peer = static_cast<const ExporterPeer&>(base);
+  if (!peer.arena) return false;
+  const memory::ArenaStats stats = peer.arena->stats();
+  return stats.retired_bytes + stats.surrendered_bytes > 0;
+}
+
+std::uint64_t Exporter::tick() {
+  bool busy = false, sweeping = false;
+  const auto peers = remembered_;
+  for (const auto& peer : peers) {
+    if (!peer->lost && peer->phase != Peer::Phase::Ready && now_ns() - peer->connected_ns > kHandshakeNs) {
+      refuse(peer, Error{GPULOAN_ERR_TIMEOUT, "the handshake was not complete after 10 s"});
+    }
+    pump(*peer);
+    std::erase_if(peer->late_slots, [&](const auto& late) {
+      const auto written = late.second.query();
+      if (written && !*written) return false;
+      peer->free_slots.push_back(late.first);
+      return true;
+    });
+    sweeping |= !peer->late_slots.empty();
+    if (peer->lost) settle_peer(peer);
+    for (const auto& [id, loan] : std::unordered_map(peer->loans)) {
+      advance(*loan);
+      busy |= !loan->ended && (loan->state == ExportState::Out || loan->settling || loan->acked);
+    }
+    if (peer->canary_loan && peer->canary_loan->ended && (peer->canary_waited || peer->lost)) {
+      post([this, peer] {
+        Lock inner(mutex_);
+        judge_canary(inner, *peer);
+      });
+    }
+    busy |= peer->copying();
+    if (peer->arena && peer->arena->sweep()) sweeping = peer->sweeping = true;
+    else if (std::exchange(peer->sweeping, false) && !peer->lost) recall_idle(*peer);
+    if (peer->memory_released && !(peer->arena && (peer->arena->stats().chunks > 0 || peer->arena->stats().surrendered_bytes > 0))) {
+      erase_one(remembered_, peer);
+    }
+  }
+  const std::uint64_t now = now_ns();
+  if (busy) {
+    active_until_ns_ = now + kLingerNs;
+    const std::uint64_t wait = tick_ns_;
+    tick_ns_ = std::min(tick_ns_ * 2, kTickMaxNs + loans_out_ * 200); // looking at a loan costs well under that
+    return wait;
+  }
+  tick_ns_ = kTickFirstNs;
+  if (listener_back_ns_ != 0 && now >= listener_back_ns_) watch_listener();
+  const bool shaking = std::any_of(remembered_.begin(), remembered_.end(), [](const auto& peer) { return peer->phase != Peer::Phase::Ready && !peer->lost; });
+  if (sweeping || now < active_until_ns_) return kTickMaxNs;
+  if (listener_back_ns_ != 0) return kListenerPauseNs;
+  return shaking ? 1'000'000'000 : kNever;
+}
+
+void Exporter::fill_stats(gpuloan_stats& stats) const {
+  for (const auto& peer : remembered_) {
+    stats.loans_out += peer->loans.size();
+    if (!peer->arena) continue;
+    const memory::ArenaStats arena = peer->arena->stats();
+    stats.chunks += arena.chunks;
+    stats.live_bytes += arena.live_bytes;
+    stats.idle_bytes += arena.idle_bytes;
+    stats.retired_bytes += arena.retired_bytes;
+    stats.surrendered_bytes += arena.surrendered_bytes;
+  }
+}
+
+gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
+  const Lock lock(mutex_);
+  gpuloan_peer_info info = {};
+  info.size = sizeof info;
+  info.pid = peer.pid;
+  info.lost = peer.lost ? 1 : 0;
+  info.protocol = peer.version;
+  info.has_device = peer.same_device ? 1 : 0;
+  info.vmm_canary = peer.vmm_canary;
+  info.pidfd = peer.pidfd ? 1 : 0;
+  info.loans_out = peer.loans.size();
+  peer.account.copy(info.account, sizeof info.account - 1);
+  return info;
+}
+
+} // namespace gpuloan::loan

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT
+//
+// Exporter: the lending side. It owns the memory, the ledger, and per peer an arena, control words and rings.
+//
+//   exporter.cpp  who connects and what they send
+//   lend.cpp      a loan's way out: region, rung, gate, EXPORT and READY
+//   settle.cpp    a loan's way back: DONE, ACK, RELEASE, and what a lost peer leaves behind
+//   canary.cpp    the proof of the vmm rung before its first loan
+#pragma once
+
+#include <loan/ledger.hpp>
+#include <loan/loan.hpp>
+#include <memory/arena.hpp>
+#include <memory/host_ring.hpp>
+
+#include <unordered_map>
+
+namespace gpuloan::loan {
+
+class Exporter;
+class ExporterPeer;
+class ExportLoan;
+
+// An arena region as the caller holds it.
+class RegionHandle {
+ public:
+  std::shared_ptr<Exporter> exporter;
+  std::shared_ptr<ExporterPeer> peer;
+  std::shared_ptr<memory::Arena> arena;
+  memory::Region* region = nullptr; // null once the context was closed under it
+  Handle handle;
+};
+
+class Request {
+ public:
+  std::shared_ptr<Exporter> exporter;
+  std::shared_ptr<ExporterPeer> peer;
+  Handle handle;
+  std::uint64_t id = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t alignment = 0;
+  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE;
+  bool onward = false;
+  bool answered = false;
+  std::vector<std::byte> metadata;
+};
+
+struct LendOptions {
+  gpuloan_access access = GPULOAN_ACCESS_READ;
+  gpuloan_policy policy = GPULOAN_POLICY_BEST;
+  std::uint32_t rungs = 0;
+  gpuloan_gate gate = GPULOAN_GATE_AUTO;
+  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE;
+  bool keep_open = false;
+  cuda::Stream stream = nullptr;
+  std::span<const std::byte> metadata;
+  // The library's own.
+  std::uint64_t request = 0;
+  bool canary = false;
+};
+
+struct EventPair {
+  driver::OwnedEvent ready; // ours
+  driver::OwnedEvent done;  // the importer's, opened
+  bool in_use = false;
+};
+
+class ExporterPeer : public Peer {
+ public:
+  using Peer::Peer;
+  static constexpr std::size_t kEventPairsMax = 256;
+  static constexpr std::size_t kRequestsMax = 1024;
+
+  std::shared_ptr<memory::Account> account_ref;
+  std::shared_ptr<memory::Arena> arena;
+  unsigned char key[GPULOAN_KEY_BYTES] = {};
+  bool key_claimed = false, needs_key = true;
+  bool refused = false; // said so to the peer and in an event
+  std::uint64_t connected_ns = 0;
+  SideFloors floors;
+  bool same_device = false;
+
+  std::vector<std::uint32_t> free_slots, generations;
+  // Slots whose last READY is still on its way, with the event behind it. A slot of a lost peer is not used again.
+  std::vector<std::pair<std::uint32_t, driver::OwnedEvent>> late_slots;
+  bool memory_released = false; // words, rings, events and streams went to the reaper
+  std::unordered_map<std::uint64_t, std::shared_ptr<ExportLoan>> loans; // out, by id
+  std::uint64_t next_loan = 1;
+  std::size_t requests = 0; // not answered
+  bool dead = false;          // its pidfd fired
+  bool sweeping = false;      // freed bytes wait for streams
+  bool loss_reported = false; // PEER_LOST was pushed
+  bool copies_broken = false; // the driver failed a copy of ours: nothing of it is waited for
+  std::vector<std::weak_ptr<ExportLoan>> retired; // ended with the peer, their regions may still live
+
+  std::mutex prepare_mutex; // making words, rings, events and the copy stream: driver calls without the context's lock
+  std::vector<std::unique_ptr<EventPair>> events;
+  std::unique_ptr<memory::RingSource> to_importer;
+  std::unique_ptr<memory::RingSink> from_importer;
+  driver::OwnedStream copy_stream;
+  driver::OwnedStream canary_stream;
+  std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
+
+  // The vmm rung's proof.
+  gpuloan_canary vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED;
+  bool canary_running = false;
+  bool canary_waited = false; // a caller waited in vain: the next ones do not
+  std::shared_ptr<ExportLoan> canary_loan;
+  memory::Region* canary_region = nullptr;
+
+  ~ExporterPeer() override { release_memory(true); }
+  // Gives words, rings, events and streams, and at the end the arena, to the reaper: some of them can only be given back
+  // by calls that wait for the whole CUDA context.
+  void release_memory(bool with_arena) noexcept;
+  [[nodiscard]] bool copying() const noexcept {
+    return !copies_broken && ((to_importer && to_importer->busy()) || (from_importer && from_importer->busy()));
+  }
+};
+
+class ExportLoan : public Loan {
+ public:
+  using Loan::Loan;
+  ExportState state = ExportState::Preparing;
+  std::uint64_t pointer = 0;
+  std::shared_ptr<memory::Arena> arena;
+  memory::Region* region = nullptr;  // the arena region it lies in, or null
+  memory::Region* staging = nullptr; // Carrier::Segment
+  cuda::Stream stream = nullptr;     // of the present turn
+  std::uint32_t recorded_turn = 0;   // DONE record seen
+  driver::OwnedEvent ready_written; // behind a READY that the device writes
+  bool gate_passed = false;
+  driver::OwnedEvent landed; // Carrier::Segment, write: behind the copy from the staging pages
+  bool landing = false;
+  bool posting = false; // ready() is at work without the lock: nothing ends the loan until it is through
+  driver::OwnedEvent reading; // Carrier::Segment, read: behind the copy into the staging pages
+  bool acked = false;
+  bool settling = false; // the peer is lost; ends once our own copies are over
+  bool finish_sent = false;
+  EventPair* event = nullptr;
+
+  [[nodiscard]] ExporterPeer& exporter_peer() const noexcept { return static_cast<ExporterPeer&>(*peer); }
+  [[nodiscard]] gate::Post ready_post() const noexcept {
+    return {peer->words, slot, gate::Word::Ready, word(), gate, event != nullptr ? &event->ready : nullptr};
+  }
+  [[nodiscard]] gate::Post done_post() const noexcept {
+    return {peer->words, slot, gate::Word::Done, word(), gate, event != nullptr && event->done ? &event->done : nullptr};
+  }
+  [[nodiscard]] gpuloan_memory_state memory_state() const noexcept override;
+};
+
+class Exporter : public Context {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<Exporter>> create(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu);
+  ~Exporter() override;
+  void close() noexcept override;
+
+  [[nodiscard]] Result<gpuloan_key> invite(std::string_view account);
+  [[nodiscard]] Result<void> listen(const char* path);
+  [[nodiscard]] Result<void> attach(int fd, std::string_view account); // takes fd on success
+
+  [[nodiscard]] Result<std::shared_ptr<RegionHandle>> create_region(const std::shared_ptr<ExporterPeer>& peer, const memory::RegionSpec& spec);
+  [[nodiscard]] Result<void> destroy_region(RegionHandle& region);
+  [[nodiscard]] Result<void> used_on(RegionHandle& region, cuda::Stream stream);
+
+  [[nodiscard]] Result<std::shared_ptr<ExportLoan>> lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer,
+                                                         std::uint64_t bytes, const LendOptions& options);
+  [[nodiscard]] Result<void> ready(const std::shared_ptr<ExportLoan>& loan, cuda::Stream stream);
+  [[nodiscard]] Result<void> cancel(const std::shared_ptr<ExportLoan>& loan, std::string_view reason);
+  [[nodiscard]] Result<void> reclaim(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
+  [[nodiscard]] Result<void> wait_done(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
+  [[nodiscard]] Result<void> wait_end(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
+
+  struct Grant {
+    std::shared_ptr<RegionHandle> region;
+    std::shared_ptr<ExportLoan> loan;
+  };
+  [[nodiscard]] Result<Grant> grant(Request& request, LendOptions options);
+  [[nodiscard]] Result<void> deny(Request& request, std::string_view reason);
+  [[nodiscard]] gpuloan_peer_info peer_info(ExporterPeer& peer);
+
+ private:
+  Exporter(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
+
+  // exporter.cpp
+  void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
+  void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
+  void on_listener() override;
+  void on_peer_dead(const std::shared_ptr<Peer>& peer) override;
+  [[nodiscard]] bool awaits_death(const Peer& peer) const override;
+  [[nodiscard]] std::uint64_t tick() override;
+  void after_turn() override;
+  void fill_stats(gpuloan_stats& stats) const override;
+  [[nodiscard]] Result<void> handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received);
+  [[nodiscard]] Result<void> on_done(ExporterPeer& peer, const channel::Turn& turn);
+  [[nodiscard]] Result<void> on_ack(ExporterPeer& peer, const channel::Received& received);
+  [[nodiscard]] Result<void> on_event_handle(ExporterPeer& peer, const channel::EventHandle& handle);
+  void welcome(const std::shared_ptr<ExporterPeer>& peer);
+  void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
+  void report_lost(ExporterPeer& peer);
+  void watch_listener();
+  void settle_peer(const std::shared_ptr<ExporterPeer>& peer);
+  std::shared_ptr<ExporterPeer> adopt_socket(UniqueFd socket);
+  [[nodiscard]] ExportLoan* find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const;
+
+  // lend.cpp
+  struct Place { // where the bytes lie
+    Origin origin = Origin::Nothing;
+    memory::Region* region = nullptr;
+  };
+  [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access);
+  [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, Origin origin, const LendOptions& options);
+  [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
+                                                          std::uint64_t bytes, const LendOptions& options, const Admission& admission);
+  [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
+  [[nodiscard]] Result<void> prepare_event(ExportLoan& loan);
+  [[nodiscard]] Result<void> prepare_ring(ExporterPeer& peer, bool to_importer);
+  [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
+  [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
+  void start_turn(ExportLoan& loan);                                            // lock held
+  [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
+  void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
+
+  // settle.cpp; lock held
+  void advance(ExportLoan& loan); // whatever is due: DONE, and the end once it is safe
+  void advance_turn(ExportLoan& loan);
+  [[nodiscard]] Result<bool> landed(ExportLoan& loan);
+  void turn_done(ExportLoan& loan);
+  void fail_loan(ExportLoan& loan, gpuloan_status status, std::string text);
+  void settle_lost(ExportLoan& loan);
+  void free_slot(ExporterPeer& peer, ExportLoan& loan, bool clean);
+  void finish(ExportLoan& loan, ExportEvent event);
+  void pump(ExporterPeer& peer);
+  void announce_ready(ExportLoan& loan);
+  void recall_idle(ExporterPeer& peer, bool everything = false);
+  [[nodiscard]] bool copies_pending(ExportLoan& loan);
+
+  // canary.cpp
+  [[nodiscard]] Result<void> prove_vmm(const std::shared_ptr<ExporterPeer>& peer);
+  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer);
+  void judge_canary(Lock& lock, ExporterPeer& peer); // lock held, and dropped for the driver's part
+
+  const channel::BootId boot_;
+  channel::KeyRing keys_;
+  memory::Accounts accounts_;
+  Ledger ledger_;
+  UniqueFd listener_;
+  std::string listen_path_;
+  std::uint64_t listener_back_ns_ = 0; // when a listener that had to be put aside comes back
+  std::vector<std::weak_ptr<RegionHandle>> regions_;
+  std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count
+  std::vector<std::pair<std::shared_ptr<memory::Arena>, memory::Region*>> finished_staging_; // to be destroyed without the lock
+  std::uint64_t loans_out_ = 0;
+  std::uint64_t active_until_ns_ = 0;
+};
+
+} // namespace gpuloan::loan

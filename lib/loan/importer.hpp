@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+//
+// Importer: the borrowing side. It maps the exporter's chunks, counts its holds on them, and lets go in order.
+//
+//   importer.cpp  the connection and what the exporter sends
+//   borrow.cpp    a loan's turns: acquire, done, return, and the end
+//   imports.cpp   chunks that came, and their mappings
+#pragma once
+
+#include <loan/completion.hpp>
+#include <loan/loan.hpp>
+#include <memory/device_buffer.hpp>
+#include <memory/host_ring.hpp>
+
+#include <unordered_map>
+
+namespace gpuloan::loan {
+
+// One chunk of the exporter's, mapped at the first loan that needs it and then kept (that is why a loan costs nothing).
+struct Import {
+  std::uint64_t id = 0;
+  std::uint64_t bytes = 0;
+  channel::ChunkKind kind = channel::ChunkKind::Vmm;
+  gpuloan_access access = GPULOAN_ACCESS_READ;
+  std::uint32_t holds = 0; // loans in it that have not let go
+  bool recalled = false;
+  // The rest is made without the context's lock, under this one: mapping and registering take the driver's time.
+  std::mutex mutex;
+  std::atomic<bool> mapped{false};
+  UniqueFd fd; // until it is mapped
+  driver::VmmHandle handle;
+  driver::VmmMapping writable, read_only; // two aliases (V9); access is never flipped in place
+  Mapping host;
+  driver::HostRegistration registration; // before `host` goes
+};
+
+struct ImportEvents {
+  driver::OwnedEvent ready; // the exporter's, opened
+  driver::OwnedEvent done;  // ours
+};
+
+class ImportLoan;
+
+class ImporterPeer : public Peer {
+ public:
+  using Peer::Peer;
+  // All that is registered or mapped goes to the reaper: some of it can only be given back by calls that wait for the whole
+  // CUDA context. `mapped`: imports too.
+  ~ImporterPeer() override { release_memory(true); }
+  void release_memory(bool mapped) noexcept;
+  static constexpr std::size_t kImportsMax = 65536;
+  std::map<std::uint64_t, std::shared_ptr<Import>> imports;
+  std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> loans;    // by the exporter's id
+  std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> requests; // by our number, not answered
+  std::uint64_t next_request = 1;
+  std::vector<std::unique_ptr<ImportEvents>> events;
+  std::unique_ptr<memory::RingSink> from_exporter;
+  std::unique_ptr<memory::RingSource> to_exporter;
+  std::string adopt_error; // of a ring that could not be adopted
+  Error refusal;           // of REFUSED
+  SideFloors floors;       // the exporter's
+  bool same_device = false;
+  // Buffers of loans that ended while the ring still copied into them.
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<memory::DeviceBuffer>>> limbo;
+};
+
+class ImportLoan : public Loan {
+ public:
+  using Loan::Loan;
+  ImportState state = ImportState::Requested;
+  std::uint64_t request = 0; // our number, 0 for a loan that was offered
+  std::shared_ptr<Import> import;
+  std::uint64_t offset = 0;
+  std::shared_ptr<memory::DeviceBuffer> buffer; // Carrier::Ring
+  std::uint64_t pointer = 0;
+  std::byte* host = nullptr;
+  bool ready_posted = false;   // the exporter's record for `turn` came
+  bool ready_reported = false; // LOAN_READY was pushed
+  std::uint32_t next_turn = 0; // a READY record that came before our own completion was seen
+  bool finish = false;         // no turn follows the present one
+  bool let_go = false;         // the caller returned it before it was granted
+  bool cancelled = false;
+  bool posting = false;   // a caller is in done(), without the lock
+  bool gpu_wait = false;  // a stream waits for READY on the device
+  driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
+  std::vector<cuda::Stream> streams; // named by used_on
+  [[nodiscard]] ImporterPeer& importer_peer() const noexcept { return static_cast<ImporterPeer&>(*peer); }
+  [[nodiscard]] ImportEvents* pair() const noexcept {
+    const auto& events = importer_peer().events;
+    return gate == GPULOAN_GATE_EVENT && event_index < events.size() ? events[event_index].get() : nullptr;
+  }
+  [[nodiscard]] gate::Post ready_post() const noexcept {
+    return {peer->words, slot, gate::Word::Ready, word(), gate, pair() != nullptr ? &pair()->ready : nullptr};
+  }
+  [[nodiscard]] gate::Post done_post() const noexcept {
+    return {peer->words, slot, gate::Word::Done, word(), gate, pair() != nullptr ? &pair()->done : nullptr};
+  }
+};
+
+struct RequestOptions {
+  std::uint64_t bytes = 0;
+  std::uint64_t alignment = 0;
+  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE;
+  bool onward = false;
+  std::span<const std::byte> metadata;
+};
+
+struct View {
+  std::uint64_t pointer = 0;
+  void* host = nullptr;
+  std::uint32_t turn = 0;
+};
+
+class Importer : public Context {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<Importer>> create(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu);
+  ~Importer() override;
+  void close() noexcept override;
+
+  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> connect(const char* path, const gpuloan_key* key, std::uint32_t timeout_ms);
+  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> adopt(int fd, std::uint32_t timeout_ms); // takes fd unless INVALID
+
+  [[nodiscard]] Result<std::shared_ptr<ImportLoan>> request(const std::shared_ptr<ImporterPeer>& peer, const RequestOptions& options);
+  // With `on_stream`, `stream` waits for READY on the device instead of this call on the host.
+  [[nodiscard]] Result<View> acquire(const std::shared_ptr<ImportLoan>& loan, bool on_stream, cuda::Stream stream, std::uint32_t timeout_ms);
+  [[nodiscard]] Result<void> used_on(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream);
+  [[nodiscard]] Result<void> done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream);
+  // status OK: an ordinary return; FAILED: with the reason why the work failed.
+  [[nodiscard]] Result<void> give_back(const std::shared_ptr<ImportLoan>& loan, gpuloan_status status, std::string_view reason);
+  [[nodiscard]] Result<void> wait_done(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms);
+  [[nodiscard]] Result<void> wait_end(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms);
+  [[nodiscard]] gpuloan_peer_info peer_info(ImporterPeer& peer);
+
+ private:
+  Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
+  using Trash = std::vector<std::shared_ptr<void>>; // destroyed without the lock
+
+  // importer.cpp
+  void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
+  void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
+  [[nodiscard]] std::uint64_t tick() override;
+  void after_turn() override {
+    static_cast<void>(completion_.poll());
+    static_cast<void>(apart_.poll());
+  }
+  void fill_stats(gpuloan_stats& stats) const override;
+  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, UniqueFd pidfd, const gpuloan_key* key, const Deadline& deadline);
+  [[nodiscard]] Result<void> handle(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
+  [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received);
+  [[nodiscard]] Result<void> on_event_handle(ImporterPeer& peer, const channel::EventHandle& handle);
+  [[nodiscard]] Result<void> on_ring(ImporterPeer& peer, channel::Received& received);
+  void on_ready(ImporterPeer& peer, const channel::Turn& turn);
+  void pump(ImporterPeer& peer);
+
+  // imports.cpp; lock held unless said
+  [[nodiscard]] Result<void> on_chunk(ImporterPeer& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_recall(ImporterPeer& peer, std::uint64_t chunk);
+  struct Address {
+    std::uint64_t pointer = 0;
+    std::byte* host = nullptr;
+  };
+  [[nodiscard]] Result<Address> map(Import& import, gpuloan_access access); // no lock
+  [[nodiscard]] Result<void> map_device(Import& import, gpuloan_access access);
+  [[nodiscard]] Result<void> map_host(Import& import);
+  void drop_import(ImporterPeer& peer, std::shared_ptr<Import> import);
+  [[nodiscard]] Result<void> prepare_buffer(ImportLoan& loan);
+
+  // borrow.cpp; lock held unless said
+  [[nodiscard]] Result<bool> turn_passed(ImportLoan& loan);
+  [[nodiscard]] Result<void> import_memory(Lock& lock, const std::shared_ptr<ImportLoan>& loan); // drops the lock meanwhile
+  [[nodiscard]] Result<void> acquirable(const ImportLoan& loan) const;
+  [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
+  void begin_turn(ImportLoan& loan, std::uint32_t turn);
+  void complete(ImportLoan& loan, Trash& trash);
+  void end(ImportLoan& loan, Trash& trash);
+  void cancel(ImportLoan& loan, gpuloan_status status, std::string text, Trash& trash);
+  void send_done(ImportLoan& loan, std::uint64_t at_ns);
+  void release_wait(ImportLoan& loan);
+  void store_release(ImportLoan& loan);
+  void settle_cancelled(ImporterPeer& peer, Trash& trash);
+  void on_complete(const std::shared_ptr<ImportLoan>& loan, Result<void> result); // no lock
+  void sync_then_complete(const std::shared_ptr<ImportLoan>& loan);              // no lock; waits for all work of the context
+  void dispose(Trash trash);
+  void answer_canary(const std::shared_ptr<ImportLoan>& loan); // no lock
+  [[nodiscard]] Result<void> work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view);
+
+  const channel::BootId boot_;
+  std::vector<std::shared_ptr<ImporterPeer>> remembered_; // every peer whose loans or copies are not over
+  Completion completion_;
+  Completion apart_; // waits for all work of the context: what it waits for must not hold up the other loans
+};
+
+} // namespace gpuloan::loan

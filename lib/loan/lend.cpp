@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: MIT
+//
+// A loan's way out: where the bytes lie, which rung and gate, the entry in the ledger, then what the driver has to do
+// (without the lock, for a caller's stream may block), and last the records, in one piece under the lock.
+#include <loan/exporter.hpp>
+
+#include <base/log.hpp>
+
+#include <cstring>
+
+namespace gpuloan::loan {
+namespace {
+
+[[nodiscard]] std::string hex(std::uint64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// That [pointer, pointer + bytes) is device memory of one allocation.
+[[nodiscard]] Result<void> check_foreign(driver::Gpu& gpu, std::uint64_t pointer, std::uint64_t bytes) {
+  unsigned type = 0;
+  std::uint64_t start = 0;
+  std::size_t size = 0;
+  const int attributes[] = {cuda::PointerMemoryType, cuda::PointerRangeStart, cuda::PointerRangeSize};
+  void* values[] = {&type, &start, &size};
+  driver::Gpu::Scope scope(gpu);
+  GPULOAN_TRY(scope.ok());
+  GPULOAN_TRY(GPULOAN_CU(gpu.driver(), cuPointerGetAttributes, 3, attributes, values, pointer));
+  if (type != cuda::MemoryDevice || pointer < start || pointer - start > size || bytes > size - (pointer - start)) {
+    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes is no range of one device allocation");
+  }
+  return {};
+}
+
+} // namespace
+
+// ---- Regions ------------------------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<RegionHandle>> Exporter::create_region(const std::shared_ptr<ExporterPeer>& peer, const memory::RegionSpec& spec) {
+  auto region = std::make_shared<RegionHandle>();
+  {
+    const Lock lock(mutex_);
+    if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
+    if (!peer->arena) return fail(GPULOAN_ERR_STATE, "the handshake with this peer is not complete");
+    region->arena = peer->arena;
+  }
+  auto made = region->arena->create(spec);
+  if (!made) return forward(std::move(made.error()));
+  region->exporter = std::static_pointer_cast<Exporter>(shared_from_this());
+  region->peer = peer;
+  region->region = *made;
+  const Lock lock(mutex_);
+  if (closed_) {
+    region->arena->destroy(std::exchange(region->region, nullptr));
+    return fail(GPULOAN_ERR_STATE, "the context is closed");
+  }
+  std::erase_if(regions_, [](const auto& weak) { return weak.expired(); });
+  regions_.push_back(region);
+  return region;
+}
+
+Result<void> Exporter::destroy_region(RegionHandle& handle) {
+  Lock lock(mutex_);
+  if (handle.region == nullptr) return {};
+  const memory::Region& region = *handle.region;
+  const std::uint64_t base = region.pointer() != 0 ? region.pointer() : reinterpret_cast<std::uint64_t>(region.host());
+  if (ledger_.out(base, region.bytes())) return fail(GPULOAN_ERR_BUSY, "the region is lent; destroy it after its loans have ended");
+  for (const auto& weak : handle.peer->retired) {
+    if (const auto loan = weak.lock(); loan && loan->region == handle.region) {
+      loan->region = nullptr;
+      loan->state = step(loan->state, ExportEvent::Drop).next;
+      if (handle.peer->dead) loan->state = step(loan->state, ExportEvent::Gone).next;
+    }
+  }
+  memory::Region* gone = std::exchange(handle.region, nullptr);
+  lock.unlock(); // it may record events on a caller's streams
+  handle.arena->destroy(gone);
+  lock.lock();
+  if (!handle.peer->lost && !closed_) recall_idle(*handle.peer);
+  request_tick();
+  return {};
+}
+
+Result<void> Exporter::used_on(RegionHandle& handle, cuda::Stream stream) {
+  const Lock lock(mutex_);
+  if (handle.region == nullptr) return fail(GPULOAN_ERR_STATE, "the context of the region is closed");
+  if (!gate::is_cpu(stream)) handle.arena->used_on(handle.region, stream);
+  return {};
+}
+
+// ---- Lending ------------------------------------------------------------------------------------------------------
+
+Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access) {
+  if (bytes == 0) return Place{};
+  if (pointer + bytes < pointer) return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes wraps around");
+  if (memory::Region* region = peer.arena->find(pointer, bytes)) {
+    if (access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
+      return fail(GPULOAN_ERR_INVALID, "the region was made for read loans; make it with GPULOAN_ACCESS_WRITE to lend it for write");
+    }
+    return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region};
+  }
+  {
+    const Lock lock(mutex_);
+    for (const auto& other : remembered_) { // what lies in a chunk of ours can be lent as part of a region alone
+      if (other->arena && other->arena->overlaps(pointer, bytes) && other->arena->find(pointer, bytes) == nullptr) {
+        return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes lies in the arena and is no part of one live region");
+      }
+    }
+  }
+  if (!gpu_) {
+    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is in no region of this peer, and the context has no device (without one, lend the address that gpuloan_region_host gives)");
+  }
+  GPULOAN_TRY(check_foreign(*gpu_, pointer, bytes));
+  return Place{Origin::Elsewhere, nullptr};
+}
+
+Result<Admission> Exporter::admit_to(ExporterPeer& peer, Origin origin, const LendOptions& options) {
+  const Lock lock(mutex_);
+  AdmissionInput input;
+  input.origin = origin;
+  input.wanted = options.memory;
+  input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
+  input.importer = peer.floors;
+  input.same_device = peer.same_device;
+  input.vmm_canary = options.canary ? GPULOAN_CANARY_VERIFIED : peer.vmm_canary;
+  input.vmm_canary_unanswered = peer.canary_running && !options.canary;
+  input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
+  input.policy = options.policy;
+  return admit(input);
+}
+
+Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
+                                                    std::uint64_t bytes, const LendOptions& options, const Admission& admission) {
+  const Lock lock(mutex_);
+  if (peer->lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
+  const bool event_free = peer->events.size() < ExporterPeer::kEventPairsMax ||
+                          std::any_of(peer->events.begin(), peer->events.end(), [](const auto& pair) { return !pair->in_use; });
+  auto gate = choose_gate(options.gate != GPULOAN_GATE_AUTO ? options.gate : options_.gate, {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0},
+                          peer->floors, peer->same_device, event_free);
+  if (!gate) return forward(std::move(gate.error()));
+  if (peer->free_slots.empty()) {
+    return fail(GPULOAN_ERR_LIMIT, "all " + std::to_string(options_.slots) + " slots of this peer are in use: end some loans, or raise the option `slots`");
+  }
+  GPULOAN_TRY(ledger_.enter(pointer, bytes, options.access));
+
+  auto loan = std::make_shared<ExportLoan>(peer);
+  loan->id = peer->next_loan++;
+  loan->bytes = bytes;
+  loan->access = options.access;
+  loan->memory = admission.memory;
+  loan->rung = admission.rung;
+  loan->carrier = admission.carrier;
+  loan->rung_reason = admission.reason;
+  loan->gate = gate->gate;
+  loan->gate_reason = gate->reason;
+  loan->keep_open = options.keep_open;
+  loan->pointer = pointer;
+  loan->arena = peer->arena;
+  loan->region = place.region;
+  loan->canary_loan = options.canary;
+  loan->canary = loan->rung == GPULOAN_RUNG_VMM ? peer->vmm_canary : GPULOAN_CANARY_NOT_ATTEMPTED;
+  loan->metadata.assign(options.metadata.begin(), options.metadata.end());
+  loan->slot = peer->free_slots.back();
+  peer->free_slots.pop_back();
+  loan->generation = ++peer->generations[loan->slot];
+  loan->turn = 1;
+  peer->loans.emplace(loan->id, loan);
+  if (!loan->canary_loan) hold(loan->handle, loan); // before anybody can hear of it
+  ++loans_total_;
+  ++loans_out_;
+  return loan;
+}
+
+Result<void> Exporter::prepare_stream(driver::OwnedStream& stream) {
+  if (stream) return {};
+  auto made = driver::OwnedStream::create(gpu_);
+  if (!made) return forward(std::move(made.error()));
+  const Lock lock(mutex_);
+  stream = std::move(*made);
+  return {};
+}
+
+Result<void> Exporter::prepare_event(ExportLoan& loan) {
+  ExporterPeer& peer = loan.exporter_peer();
+  {
+    const Lock lock(mutex_);
+    for (std::size_t index = 0; index < peer.events.size(); ++index) {
+      if (peer.events[index]->in_use) continue;
+      loan.event = peer.events[index].get();
+      loan.event->in_use = true;
+      loan.event_index = static_cast<std::uint32_t>(index);
+      return {};
+    }
+  }
+  auto pair = std::make_unique<EventPair>();
+  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventInterprocess);
+  if (!event) return forward(std::move(event.error()));
+  auto handle = event->ipc_handle();
+  if (!handle) return forward(std::move(handle.error()));
+  pair->ready = std::move(*event);
+  pair->in_use = true;
+  const Lock lock(mutex_);
+  loan.event = pair.get();
+  loan.event_index = static_cast<std::uint32_t>(peer.events.size());
+  peer.events.push_back(std::move(pair));
+  channel::Record record = channel::make_record(channel::Type::EventHandle);
+  record.event_handle.index = loan.event_index;
+  std::memcpy(record.event_handle.handle, handle->reserved, sizeof record.event_handle.handle);
+  send(peer, record);
+  return {};
+}
+
+Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
+  if (to_importer ? peer.to_importer != nullptr : peer.from_importer != nullptr) return {};
+  auto ring = memory::HostRing::create(gpu_, memory::kRingSlotBytes, memory::kRingSlots);
+  if (!ring) return forward(std::move(ring.error()));
+  channel::Record record = channel::make_record(channel::Type::Ring);
+  record.ring.slot_bytes = ring->slot_bytes();
+  record.ring.slot_count = ring->slots();
+  record.ring.to_importer = to_importer ? 1 : 0;
+  std::vector<UniqueFd> fds;
+  fds.push_back(ring->take_fd());
+  const Lock lock(mutex_);
+  if (to_importer) {
+    peer.to_importer = std::make_unique<memory::RingSource>(std::move(*ring));
+  } else {
+    peer.from_importer = std::make_unique<memory::RingSink>(std::move(*ring), false);
+  }
+  send(peer, record, {}, std::move(fds));
+  return {};
+}
+
+// What the chosen rung and gate need before the first turn; driver calls, made once per peer where they can be.
+Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
+  ExporterPeer& peer = loan.exporter_peer();
+  const std::lock_guard serial(peer.prepare_mutex);
+  if (loan.gate == GPULOAN_GATE_MEMOP && gpu_) GPULOAN_TRY(peer.words.register_with(gpu_));
+  if (loan.gate == GPULOAN_GATE_EVENT) GPULOAN_TRY(prepare_event(loan));
+  if (loan.bytes == 0) return {};
+  if (loan.carrier == Carrier::Ring) return prepare_ring(peer, loan.access == GPULOAN_ACCESS_READ);
+  if (loan.carrier != Carrier::Segment) return {};
+  GPULOAN_TRY(prepare_stream(peer.copy_stream));
+  auto staging = loan.arena->create({loan.bytes, 0, options.access, GPULOAN_MEMORY_HOST, false});
+  if (!staging) return forward(std::move(staging.error()));
+  loan.staging = *staging;
+  return {};
+}
+
+// READY of the present turn behind `stream`, as far as it can be posted now. Not under the lock: the stream is a caller's.
+Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
+  ExporterPeer& peer = loan.exporter_peer();
+  const bool copies = loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0;
+  if (!gpu_) {
+    loan.peer->words.store(loan.slot, gate::Word::Ready, loan.word());
+    return true;
+  }
+  driver::Gpu::Scope scope(*gpu_);
+  GPULOAN_TRY(scope.ok());
+  if (copies && loan.carrier == Carrier::Ring) { // the ring's stream does it, and READY goes behind its last copy
+    const cuda::Stream ring = peer.to_importer->ring().stream();
+    const cuda::Stream streams[] = {stream};
+    GPULOAN_TRY(gate::join(gpu_, ring, streams));
+    return false;
+  }
+  if (copies && loan.carrier == Carrier::Segment) {
+    if (gate::is_cpu(stream)) stream = peer.copy_stream.get();
+    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
+    if (!event) return forward(std::move(event.error()));
+    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, loan.staging->host(), loan.pointer, loan.bytes, stream));
+    GPULOAN_TRY(event->record(stream));
+    loan.reading = std::move(*event);
+  }
+  auto posted = gate::post(gpu_, stream, loan.ready_post(), &loan.ready_written);
+  if (!posted) return forward(std::move(posted.error()));
+  return true;
+}
+
+void Exporter::start_turn(ExportLoan& loan) {
+  ExporterPeer& peer = loan.exporter_peer();
+  loan.gate_passed = false;
+  loan.landing = false;
+  loan.step_ns[GPULOAN_STEP_DONE] = 0;
+  if (loan.region != nullptr && !gate::is_cpu(loan.stream)) loan.arena->used_on(loan.region, loan.stream);
+  if (loan.staging != nullptr) {
+    if (!gate::is_cpu(loan.stream)) loan.arena->used_on(loan.staging, loan.stream);
+    loan.arena->used_on(loan.staging, peer.copy_stream.get());
+    if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.copy_stream.get());
+  }
+  if (loan.carrier == Carrier::Ring && loan.bytes > 0) {
+    if (loan.access == GPULOAN_ACCESS_READ) {
+      peer.to_importer->start(loan.id, loan.turn, loan.pointer, loan.bytes);
+      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.to_importer->ring().stream());
+    } else {
+      peer.from_importer->expect(loan.id, loan.turn, loan.pointer, loan.bytes);
+      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.from_importer->ring().stream());
+    }
+  }
+}
+
+Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bool ready) {
+  ExporterPeer& peer = loan.exporter_peer();
+  const Lock lock(mutex_);
+  if (peer.lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
+  const memory::Region* shared = loan.staging != nullptr ? loan.staging : loan.carrier == Carrier::Direct ? loan.region : nullptr;
+  channel::Record record = channel::make_record(channel::Type::Export);
+  channel::Export& wire = record.export_;
+  if (shared != nullptr && shared->chunk_id() != 0) {
+    auto news = loan.arena->announcement(shared);
+    if (!news) return forward(std::move(news.error()));
+    if (news->needed) {
+      channel::Record chunk = channel::make_record(channel::Type::Chunk);
+      chunk.chunk.chunk = news->chunk;
+      chunk.chunk.bytes = news->bytes;
+      chunk.chunk.kind = static_cast<std::uint32_t>(news->memory == GPULOAN_MEMORY_HOST ? channel::ChunkKind::HostPages : channel::ChunkKind::Vmm);
+      chunk.chunk.access = news->access;
+      if (gpu_) std::memcpy(chunk.chunk.uuid, gpu_->floors().uuid.bytes, sizeof chunk.chunk.uuid);
+      std::vector<UniqueFd> fds;
+      fds.push_back(std::move(news->fd));
+      send(peer, chunk, {}, std::move(fds));
+      loan.arena->announced(news->chunk);
+      if (peer.lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
+    }
+    const std::uint64_t base = shared->pointer() != 0 ? shared->pointer() : reinterpret_cast<std::uint64_t>(shared->host());
+    wire.chunk = shared->chunk_id();
+    wire.offset = shared->chunk_offset() + (shared == loan.staging ? 0 : loan.pointer - base);
+    loan.exposed_bytes = shared->chunk_bytes() - loan.bytes;
+  }
+  if (ready) loan.mark(GPULOAN_STEP_READY);
+  loan.mark(GPULOAN_STEP_EXPORT);
+  if (ready) loan.step_ns[GPULOAN_STEP_READY] = loan.step_ns[GPULOAN_STEP_EXPORT]; // one record carries both
+  wire.loan = loan.id;
+  wire.request = options.request;
+  wire.bytes = loan.bytes;
+  wire.export_ns = loan.step_ns[GPULOAN_STEP_EXPORT];
+  wire.ready_ns = loan.step_ns[GPULOAN_STEP_READY];
+  wire.slot = loan.slot;
+  wire.generation = loan.generation;
+  wire.access = loan.access;
+  wire.rung = loan.rung;
+  wire.gate = loan.gate;
+  wire.memory = loan.memory;
+  wire.flags = (loan.keep_open ? channel::ExportKeepOpen : 0U) | (ready ? channel::ExportReady : 0U) | (loan.canary_loan ? channel::ExportCanary : 0U);
+  wire.event = loan.event_index;
+  wire.exposed_kib = static_cast<std::uint32_t>(std::min<std::uint64_t>(loan.exposed_bytes >> 10, UINT32_MAX));
+  wire.canary = loan.canary;
+  loan.stream = options.stream;
+  loan.state = step(loan.state, ExportEvent::Send).next;
+  start_turn(loan);
+  send(peer, record, loan.metadata);
+  pump(peer);
+  request_tick();
+  return {};
+}
+
+void Exporter::abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why) {
+  std::shared_ptr<void> last;
+  const Lock lock(mutex_);
+  if (loan->ended) return;
+  loan->set_outcome(why.status, why.text);
+  ExporterPeer& peer = loan->exporter_peer();
+  // A copy may be queued, and start_turn has not told the arena of the streams.
+  for (memory::Region* region : {loan->region, loan->staging}) {
+    if (region == nullptr) continue;
+    if (!gate::is_cpu(loan->stream)) loan->arena->used_on(region, loan->stream);
+    if (peer.copy_stream) loan->arena->used_on(region, peer.copy_stream.get());
+  }
+  last = drop(loan->handle);
+  finish(*loan, ExportEvent::Fail);
+}
+
+Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
+                                                   const LendOptions& options) {
+  {
+    const Lock lock(mutex_);
+    if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
+    if (peer->phase != Peer::Phase::Ready) return fail(GPULOAN_ERR_STATE, "the handshake with this peer is not complete");
+  }
+  auto place = locate(*peer, pointer, bytes, options.access);
+  if (!place) return forward(std::move(place.error()));
+  if (gpu_ && !gate::is_cpu(options.stream)) {
+    driver::Gpu::Scope scope(*gpu_);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(gate::refuse_capture(*gpu_, options.stream));
+  }
+  auto admission = admit_to(*peer, place->origin, options);
+  if (admission && admission->rung == GPULOAN_RUNG_VMM && bytes > 0 && !options.canary) {
+    GPULOAN_TRY(prove_vmm(peer));
+    admission = admit_to(*peer, place->origin, options);
+  }
+  if (!admission) return forward(std::move(admission.error()));
+  auto loan = enter(peer, *place, pointer, bytes, options, *admission);
+  if (!loan) return forward(std::move(loan.error()));
+  (*loan)->stream = options.stream;
+  Result<void> done = prepare(**loan, options);
+  if (done) {
+    auto ready_posted = post_turn(**loan, options.stream);
+    done = ready_posted ? announce(**loan, options, *ready_posted) : forward(std::move(ready_posted.error()));
+  }
+  if (done) return loan;
+  abandon(*loan, done.error());
+  return forward(std::move(done.error()));
+}
+
+Result<void> Exporter::ready(const std::shared_ptr<ExportLoan>& loan, cuda::Stream stream) {
+  if (gpu_ && !gate::is_cpu(stream)) {
+    driver::Gpu::Scope scope(*gpu_);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
+  }
+  {
+    const Lock lock(mutex_);
+    if (loan->ended) return fail(GPULOAN_ERR_STATE, "the loan has ended" + (loan->outcome_text.empty() ? "" : ": " + loan->outcome_text));
+    if (!loan->keep_open) return fail(GPULOAN_ERR_STATE, "the loan was lent without keep_open: it has one turn");
+    if (loan->finish_sent) return fail(GPULOAN_ERR_STATE, "the loan was asked back: no further turn can begin");
+    if (loan->state != ExportState::Home || loan->acked || loan->settling) return fail(GPULOAN_ERR_STATE, std::string("no turn can begin while the loan is ") + name(loan->state));
+    if (loan->turn == UINT32_MAX - 1) return fail(GPULOAN_ERR_LIMIT, "the loan has had all the turns that a control word can count");
+    loan->state = step(loan->state, ExportEvent::Ready).next;
+    ++loan->turn;
+    loan->gate_passed = false;
+    loan->stream = stream;
+    loan->posting = true;
+  }
+  auto posted = post_turn(*loan, stream);
+  const Lock lock(mutex_);
+  loan->posting = false;
+  if (!posted) {
+    fail_loan(*loan, posted.error().status, posted.error().text);
+  } else if (loan->outcome == GPULOAN_OK) {
+    start_turn(*loan);
+    if (*posted) announce_ready(*loan);
+    pump(loan->exporter_peer());
+    request_tick();
+  }
+  advance(*loan); // what came while the lock was dropped
+  return loan->outcome_result();
+}
+
+Result<void> Exporter::cancel(const std::shared_ptr<ExportLoan>& loan, std::string_view reason) {
+  const Lock lock(mutex_);
+  if (loan->ended) return fail(GPULOAN_ERR_STATE, "the loan has ended");
+  if (loan->state == ExportState::Failing) return {};
+  const std::string text = reason.empty() ? "cancelled by the exporter" : "cancelled by the exporter: " + std::string(reason);
+  fail_loan(*loan, GPULOAN_ERR_CANCELLED, text);
+  return {};
+}
+
+Result<void> Exporter::reclaim(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
+  {
+    const Lock lock(mutex_);
+    if (!loan->ended && loan->keep_open && !loan->finish_sent) {
+      channel::Record record = channel::make_record(channel::Type::Finish);
+      record.cancel.loan = loan->id;
+      loan->finish_sent = true;
+      send(loan->exporter_peer(), record);
+    }
+  }
+  return wait_end(loan, timeout_ms);
+}
+
+Result<void> Exporter::wait_done(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  const bool over = wait(lock, Deadline::after_ms(timeout_ms), true, [&] {
+    advance(*loan);
+    return loan->outcome != GPULOAN_OK || loan->ended || loan->state == ExportState::Home;
+  });
+  if (!over) return fail(GPULOAN_ERR_TIMEOUT, "the turn was not done within " + std::to_string(timeout_ms) + " ms");
+  return loan->outcome_result();
+}
+
+Result<void> Exporter::wait_end(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return loan->ended; })) {
+    return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
+  }
+  return loan->outcome_result();
+}
+
+// ---- Requests -----------------------------------------------------------------------------------------------------
+
+Result<Exporter::Grant> Exporter::grant(Request& request, LendOptions options) {
+  memory::RegionSpec spec;
+  spec.bytes = request.bytes;
+  spec.alignment = request.alignment;
+  spec.access = GPULOAN_ACCESS_WRITE;
+  spec.memory = gpu_ ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
+  spec.own_chunk = request.onward;
+  {
+    const Lock lock(mutex_);
+    if (request.answered) return fail(GPULOAN_ERR_STATE, "the request was answered already");
+  }
+  auto region = create_region(request.peer, spec);
+  if (!region) return forward(std::move(region.error()));
+  options.access = GPULOAN_ACCESS_WRITE;
+  options.request = request.id;
+  options.memory = request.memory;
+  if (options.metadata.empty()) options.metadata = request.metadata;
+  const memory::Region& made = *(*region)->region;
+  const std::uint64_t base = made.pointer() != 0 ? made.pointer() : reinterpret_cast<std::uint64_t>(made.host());
+  auto loan = lend(request.peer, base, request.bytes, options);
+  if (!loan) {
+    static_cast<void>(destroy_region(**region));
+    return forward(std::move(loan.error()));
+  }
+  const Lock lock(mutex_);
+  request.answered = true;
+  --request.peer->requests;
+  return Grant{std::move(*region), std::move(*loan)};
+}
+
+Result<void> Exporter::deny(Request& request, std::string_view reason) {
+  const Lock lock(mutex_);
+  if (request.answered) return fail(GPULOAN_ERR_STATE, "the request was answered already");
+  request.answered = true;
+  --request.peer->requests;
+  channel::Record record = channel::make_record(channel::Type::Denied);
+  record.denied.request = request.id;
+  record.denied.status = GPULOAN_ERR_DENIED;
+  send_text(*request.peer, record, reason.empty() ? "the exporter denied the request" : reason);
+  return {};
+}
+
+} // namespace gpuloan::loan

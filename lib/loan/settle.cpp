@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+//
+// A loan's way back. Everything that may end one meets in advance(): the DONE gate, our own copies on the host rung, the
+// ACK, the loss of the peer. A loan ends only when nobody, we ourselves included, may still touch the lent memory, or when
+// its chunk is retired so that it is never handed out again.
+#include <loan/exporter.hpp>
+
+#include <base/log.hpp>
+
+namespace gpuloan::loan {
+
+bool Exporter::copies_pending(ExportLoan& loan) {
+  ExporterPeer& peer = loan.exporter_peer();
+  if (peer.copies_broken) return false;
+  if (loan.carrier == Carrier::Segment) {
+    const driver::OwnedEvent& copy = loan.landing ? loan.landed : loan.reading;
+    if (!copy) return false;
+    const auto over = copy.query();
+    return over && !*over;
+  }
+  if (loan.carrier != Carrier::Ring) return false;
+  return (peer.to_importer && peer.to_importer->in_flight(loan.id)) || (peer.from_importer && peer.from_importer->in_flight(loan.id));
+}
+
+// Whether the bytes of a turn whose DONE gate passed are where the exporter's consumers look for them.
+Result<bool> Exporter::landed(ExportLoan& loan) {
+  ExporterPeer& peer = loan.exporter_peer();
+  if (loan.access == GPULOAN_ACCESS_READ || loan.bytes == 0 || loan.carrier == Carrier::Direct) return true;
+  if (loan.carrier == Carrier::Ring) return peer.from_importer && peer.from_importer->landed(loan.id, loan.turn);
+  if (!loan.landing) {
+    driver::Gpu::Scope scope(*gpu_);
+    if (!scope.ok()) return forward(Error(scope.ok().error()));
+    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
+    if (!event) return forward(std::move(event.error()));
+    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, loan.pointer, loan.staging->host(), loan.bytes, peer.copy_stream.get()));
+    GPULOAN_TRY(event->record(peer.copy_stream.get()));
+    loan.landed = std::move(*event);
+    loan.landing = true;
+    request_tick();
+  }
+  return loan.landed.query();
+}
+
+void Exporter::turn_done(ExportLoan& loan) {
+  loan.state = step(loan.state, ExportEvent::Done).next;
+  loan.turns_done = loan.turn;
+  if (loan.step_ns[GPULOAN_STEP_DONE] == 0) loan.mark(GPULOAN_STEP_DONE);
+  if (loan.carrier == Carrier::Segment || loan.carrier == Carrier::Ring) {
+    loan.copied_bytes += loan.bytes;
+    copied_bytes_ += loan.bytes;
+  }
+  if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_DONE, GPULOAN_OK, loan.peer, loan.shared_from_this(), nullptr, ""});
+  changed_.notify_all();
+}
+
+void Exporter::advance_turn(ExportLoan& loan) {
+  if (!loan.gate_passed) {
+    auto passed = gate::passed(loan.done_post(), loan.recorded_turn == loan.turn);
+    if (!passed) {
+      fail_loan(loan, passed.error().status, passed.error().text);
+      return;
+    }
+    loan.gate_passed = *passed;
+  }
+  if (!loan.gate_passed) {
+    if (loan.settling) fail_loan(loan, GPULOAN_ERR_PEER_LOST, loan.peer->loss.text);
+    return;
+  }
+  auto in_place = landed(loan);
+  if (!in_place) {
+    fail_loan(loan, in_place.error().status, in_place.error().text);
+  } else if (*in_place) {
+    turn_done(loan);
+  }
+}
+
+void Exporter::advance(ExportLoan& loan) {
+  if (loan.ended || loan.posting || loan.state == ExportState::Preparing) return;
+  if (loan.state == ExportState::Out) advance_turn(loan);
+  if ((!loan.acked && !loan.settling) || copies_pending(loan)) return;
+  if (loan.state == ExportState::Out) advance_turn(loan); // a copy may have ended since we looked
+  if (loan.state == ExportState::Out) { // nothing is under way any more, and it did not arrive
+    const bool lost = loan.settling;
+    fail_loan(loan, lost ? GPULOAN_ERR_PEER_LOST : GPULOAN_ERR_FAILED,
+              lost ? loan.peer->loss.text : "the importer acknowledged bytes that it never sent");
+  }
+  ExportEvent event = ExportEvent::Ack;
+  if (loan.settling) {
+    const bool exposed = loan.carrier == Carrier::Direct && loan.region != nullptr && loan.bytes > 0;
+    event = exposed ? ExportEvent::LostRetire : ExportEvent::LostRelease;
+  }
+  finish(loan, event);
+}
+
+void Exporter::fail_loan(ExportLoan& loan, gpuloan_status status, std::string text) {
+  const ExportStep next = step(loan.state, ExportEvent::Fail);
+  if (next.verdict != Verdict::Go) return;
+  loan.set_outcome(status, std::move(text));
+  loan.state = next.next;
+  ExporterPeer& peer = loan.exporter_peer();
+  if (peer.to_importer) peer.to_importer->forget(loan.id);
+  if (peer.from_importer) peer.from_importer->forget(loan.id);
+  if (!loan.acked && !peer.lost) { // it must not go on waiting for, or working on, a loan that has failed
+    channel::Record record = channel::make_record(channel::Type::Cancel);
+    record.cancel.loan = loan.id;
+    record.cancel.status = loan.outcome;
+    send_text(peer, record, loan.outcome_text);
+  }
+  changed_.notify_all();
+}
+
+void Exporter::settle_lost(ExportLoan& loan) {
+  if (loan.ended || loan.state == ExportState::Preparing) return; // lend() itself sees that the peer is lost
+  ExporterPeer& peer = loan.exporter_peer();
+  if (peer.to_importer) peer.to_importer->forget(loan.id);
+  loan.settling = true;
+  advance(loan); // reads the word once more: what was done before the death counts
+}
+
+// The one place where a loan ends at the exporter.
+void Exporter::finish(ExportLoan& loan, ExportEvent event) {
+  const ExportStep next = step(loan.state, event);
+  if (next.verdict != Verdict::Go) return;
+  const auto self = std::static_pointer_cast<ExportLoan>(loan.shared_from_this());
+  ExporterPeer& peer = loan.exporter_peer();
+  const bool clean = event == ExportEvent::Ack || event == ExportEvent::Fail; // Fail: lend() itself gave up
+  loan.state = next.next;
+  loan.mark(GPULOAN_STEP_RELEASE);
+  loan.ended = true;
+  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
+  ledger_.leave(loan.pointer, loan.bytes, loan.access);
+  if (peer.to_importer) peer.to_importer->forget(loan.id);
+  if (peer.from_importer) peer.from_importer->forget(loan.id);
+  if (loan.staging != nullptr) {
+    if (loan.landing) loan.arena->used_on(loan.staging, peer.copy_stream.get());
+    finished_staging_.emplace_back(loan.arena, std::exchange(loan.staging, nullptr));
+    request_tick();
+  }
+  if (loan.event != nullptr && clean) loan.event->in_use = false; // after a loss it may be pending for ever (S5): never again
+  free_slot(peer, loan, clean);
+  if (loan.state == ExportState::Retired) peer.retired.push_back(self);
+  loan.arena.reset();
+  loan.reading = {};
+  loan.landed = {};
+  loan.ready_written = {};
+  peer.loans.erase(loan.id);
+  --loans_out_;
+  if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
+  report_lost(peer);
+  changed_.notify_all();
+}
+
+// A READY that is still queued on a stream (the loan was cancelled before its producer was through) would overwrite the
+// word of the slot's next loan: such a slot waits until it has landed.
+void Exporter::free_slot(ExporterPeer& peer, ExportLoan& loan, bool clean) {
+  const auto written = loan.ready_written ? loan.ready_written.query() : Result<bool>(true);
+  if (written && !*written) {
+    peer.late_slots.emplace_back(loan.slot, std::move(loan.ready_written));
+  } else if (clean) {
+    peer.free_slots.push_back(loan.slot);
+  }
+}
+
+// Staging pages go back without the lock: their streams may be a caller's.
+void Exporter::after_turn() {
+  std::vector<std::pair<std::shared_ptr<memory::Arena>, memory::Region*>> finished;
+  {
+    const Lock lock(mutex_);
+    finished.swap(finished_staging_);
+  }
+  for (const auto& [arena, region] : finished) arena->destroy(region);
+}
+
+// ---- Rings --------------------------------------------------------------------------------------------------------
+
+void Exporter::pump(ExporterPeer& peer) {
+  if (!peer.copying() || peer.copies_broken) return;
+  memory::RingSource::Progress source;
+  memory::RingSink::Progress sink;
+  Result<void> moved = peer.to_importer ? peer.to_importer->pump(source) : Result<void>();
+  if (moved && peer.from_importer) moved = peer.from_importer->pump(sink);
+  if (!moved) {
+    peer.copies_broken = true;
+    GPULOAN_LOG(GPULOAN_LOG_ERROR, "the host rung's copies failed: " + moved.error().text);
+    for (const auto& [id, loan] : std::unordered_map(peer.loans)) {
+      if (loan->carrier == Carrier::Ring) fail_loan(*loan, moved.error().status, moved.error().text);
+    }
+    return;
+  }
+  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
+  const auto loan_of = [&peer](const memory::Piece& piece) -> ExportLoan* {
+    const auto it = peer.loans.find(piece.loan);
+    return it == peer.loans.end() ? nullptr : it->second.get();
+  };
+  for (const memory::Piece& piece : source.filled) {
+    channel::Record record = channel::make_record(channel::Type::RingFilled);
+    record.ring_filled.loan = piece.loan;
+    record.ring_filled.offset = piece.offset;
+    record.ring_filled.bytes = piece.bytes;
+    record.ring_filled.turn = piece.turn;
+    record.ring_filled.slot = piece.slot;
+    send(peer, record);
+  }
+  for (const memory::Piece& piece : source.enqueued) { // READY goes behind the last copy
+    ExportLoan* loan = loan_of(piece);
+    if (loan == nullptr || loan->gate == GPULOAN_GATE_HOST) continue; // the host gate: below, once it is complete
+    if (auto posted = gate::post(gpu_, peer.to_importer->ring().stream(), loan->ready_post(), &loan->ready_written); !posted) {
+      fail_loan(*loan, posted.error().status, posted.error().text);
+    } else {
+      announce_ready(*loan);
+    }
+  }
+  for (const memory::Piece& piece : source.complete) {
+    ExportLoan* loan = loan_of(piece);
+    if (loan == nullptr || loan->gate != GPULOAN_GATE_HOST) continue;
+    peer.words.store(loan->slot, gate::Word::Ready, loan->word());
+    announce_ready(*loan);
+  }
+  for (const std::uint32_t slot : sink.drained) {
+    channel::Record record = channel::make_record(channel::Type::RingDrained);
+    record.ring_drained.slot = slot;
+    send(peer, record);
+  }
+  for (const memory::Piece& piece : sink.landed) {
+    if (ExportLoan* loan = loan_of(piece)) advance(*loan);
+  }
+}
+
+void Exporter::announce_ready(ExportLoan& loan) {
+  loan.mark(GPULOAN_STEP_READY);
+  channel::Record record = channel::make_record(channel::Type::Ready);
+  record.turn.loan = loan.id;
+  record.turn.slot = loan.slot;
+  record.turn.generation = loan.generation;
+  record.turn.turn = loan.turn;
+  record.turn.at_ns = loan.step_ns[GPULOAN_STEP_READY];
+  send(loan.exporter_peer(), record);
+}
+
+void Exporter::recall_idle(ExporterPeer& peer, bool everything) {
+  for (const std::uint64_t chunk : peer.arena->recall(everything)) {
+    channel::Record record = channel::make_record(channel::Type::Recall);
+    record.chunk.chunk = chunk;
+    send(peer, record);
+  }
+}
+
+} // namespace gpuloan::loan

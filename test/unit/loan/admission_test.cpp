@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+//
+// Admission over everything that it may be asked. What must hold is written down again here, from the contract and not
+// from the code: which rung can carry the bytes at all, which carrier then copies, and that each rung which is passed over
+// is named with a reason. Some rows are spelled out below.
+#include <doctest/doctest.h>
+
+#include <loan/admission.hpp>
+
+#include <array>
+#include <vector>
+
+using namespace gpuloan::loan;
+
+namespace {
+
+constexpr std::uint32_t kVmmBit = GPULOAN_RUNG_VMM;
+constexpr std::uint32_t kHostBit = GPULOAN_RUNG_HOST;
+constexpr SideFloors kNoDevice = {false, 0};
+constexpr SideFloors kBare = {true, GPULOAN_FLOOR_MEMOPS};
+constexpr SideFloors kFull = {true, ~0U};
+constexpr SideFloors kNoVmm = {true, ~static_cast<std::uint32_t>(GPULOAN_FLOOR_VMM)};
+
+std::string describe(const AdmissionInput& in) {
+  return "origin " + std::to_string(static_cast<int>(in.origin)) + " wanted " + std::to_string(in.wanted) + " exporter " +
+         std::to_string(in.exporter.has_device) + "/" + std::to_string(in.exporter.floors & GPULOAN_FLOOR_VMM) + " importer " +
+         std::to_string(in.importer.has_device) + "/" + std::to_string(in.importer.floors & GPULOAN_FLOOR_VMM) + " same " +
+         std::to_string(in.same_device) + " canary " + std::to_string(in.vmm_canary) + "/" + std::to_string(in.vmm_canary_unanswered) +
+         " rungs " + std::to_string(in.rungs) + " policy " + std::to_string(in.policy);
+}
+
+bool has_vmm(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_VMM) != 0; }
+
+// The importer maps the chunk itself, on the same device, and the way there was proven (or there is nothing to prove).
+bool vmm_can(const AdmissionInput& in) {
+  const bool in_arena = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
+  const bool proven = in.origin == Origin::Nothing || (in.vmm_canary != GPULOAN_CANARY_DEMOTED && !in.vmm_canary_unanswered);
+  return (in.rungs & kVmmBit) != 0 && in_arena && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
+         in.same_device && proven;
+}
+
+bool host_copies(const AdmissionInput& in) { return in.origin == Origin::ArenaDevice || in.origin == Origin::Elsewhere; }
+
+// Copies go through host memory that the exporter's device knows, and over the ring the importer's too.
+bool host_can(const AdmissionInput& in) {
+  if ((in.rungs & kHostBit) == 0) return false;
+  if (!host_copies(in)) return true;
+  const auto registers = [](const SideFloors& side) { return (side.floors & GPULOAN_FLOOR_HOST_REGISTER) != 0; };
+  const bool ring = in.wanted == GPULOAN_MEMORY_DEVICE && in.importer.has_device;
+  return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && registers(in.exporter) && (!ring || registers(in.importer));
+}
+
+void check_chosen(const AdmissionInput& in, const Admission& out) {
+  CHECK((static_cast<std::uint32_t>(out.rung) & in.rungs) != 0); // never one that was not allowed
+  CHECK(out.rung == (vmm_can(in) ? GPULOAN_RUNG_VMM : GPULOAN_RUNG_HOST));
+  const bool copies = out.carrier != Carrier::Direct;
+  if (in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) CHECK_FALSE(copies);
+  if (out.rung == GPULOAN_RUNG_VMM) {
+    CHECK_FALSE(copies);
+    CHECK(out.memory == GPULOAN_MEMORY_DEVICE);
+    CHECK(out.reason.empty());
+    return;
+  }
+  CHECK(copies == host_copies(in));
+  CHECK(out.reason.starts_with("vmm: "));
+  CHECK(out.reason.size() > 5);
+  const bool host_memory = in.wanted == GPULOAN_MEMORY_HOST || !in.importer.has_device || in.origin == Origin::ArenaHost;
+  CHECK(out.memory == (host_memory ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE));
+  if (out.carrier == Carrier::Ring) { // it ends in a buffer on the importer's device
+    CHECK(in.importer.has_device);
+    CHECK_FALSE(host_memory);
+  }
+  if (out.carrier == Carrier::Segment) CHECK(host_memory);
+}
+
+void check(const AdmissionInput& in) {
+  CAPTURE(describe(in));
+  const auto out = admit(in);
+  REQUIRE(out.has_value() == (vmm_can(in) || host_can(in)));
+  if (out) {
+    check_chosen(in, *out);
+    return;
+  }
+  CHECK(out.error().status == GPULOAN_ERR_NO_RUNG);
+  const std::string& text = out.error().text;
+  const std::size_t vmm = text.find("vmm: ");
+  const std::size_t host = text.find("host: ");
+  REQUIRE(vmm != std::string::npos);
+  REQUIRE(host != std::string::npos);
+  CHECK(text.size() > host + 6);
+  CHECK(text[vmm + 5] != ';'); // a reason, not only a name
+}
+
+template <typename Visit>
+void each_input(Visit visit) {
+  constexpr std::array kSides = {kNoDevice, kBare, kFull};
+  constexpr std::array<std::uint32_t, 6> kMasks = {0, kVmmBit, kHostBit, kVmmBit | kHostBit, 0x6, ~0U};
+  AdmissionInput in;
+  for (const Origin origin : {Origin::Nothing, Origin::ArenaDevice, Origin::ArenaHost, Origin::Elsewhere})
+    for (const gpuloan_memory wanted : {GPULOAN_MEMORY_DEVICE, GPULOAN_MEMORY_HOST})
+      for (const SideFloors& exporter : kSides)
+        for (const SideFloors& importer : kSides)
+          for (const bool same : {false, true})
+            for (const gpuloan_canary canary : {GPULOAN_CANARY_NOT_ATTEMPTED, GPULOAN_CANARY_VERIFIED, GPULOAN_CANARY_DEMOTED})
+              for (const bool unanswered : {false, true})
+                for (const std::uint32_t rungs : kMasks)
+                  for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
+                    in = {origin, wanted, exporter, importer, same, canary, unanswered, rungs, policy};
+                    visit(in);
+                  }
+}
+
+AdmissionInput everyday() {
+  return {Origin::ArenaDevice, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, GPULOAN_CANARY_VERIFIED, false, kVmmBit | kHostBit, GPULOAN_POLICY_BEST};
+}
+
+// A change of the everyday case, what it gives, and a part of the reason.
+struct Row {
+  const char* what;
+  void (*change)(AdmissionInput& in);
+  gpuloan_rung rung; // NONE: NO_RUNG
+  Carrier carrier;
+  gpuloan_memory memory;
+  const char* reason;
+};
+
+constexpr auto kDevice = GPULOAN_MEMORY_DEVICE;
+constexpr auto kHostMemory = GPULOAN_MEMORY_HOST;
+
+constexpr Row kRows[] = {
+    {"everyday", [](AdmissionInput&) {}, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"not yet proven", [](AdmissionInput& in) { in.vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED; }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"nothing to lend", [](AdmissionInput& in) { in.origin = Origin::Nothing; in.vmm_canary = GPULOAN_CANARY_DEMOTED; }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"vmm forbidden", [](AdmissionInput& in) { in.rungs = kHostBit; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "not among the allowed"},
+    {"demoted", [](AdmissionInput& in) { in.vmm_canary = GPULOAN_CANARY_DEMOTED; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "canary failed"},
+    {"unanswered", [](AdmissionInput& in) { in.vmm_canary_unanswered = true; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "unanswered"},
+    {"other device", [](AdmissionInput& in) { in.same_device = false; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "another device"},
+    {"no VMM here", [](AdmissionInput& in) { in.exporter = kNoVmm; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "this device has no VMM"},
+    {"no VMM there", [](AdmissionInput& in) { in.importer = kNoVmm; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "importer's driver has no VMM"},
+    {"nothing registers here", [](AdmissionInput& in) { in.exporter = kBare; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "this device cannot register"},
+    {"nothing registers there", [](AdmissionInput& in) { in.importer = kBare; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "importer's device cannot register"},
+    {"a worker without a device", [](AdmissionInput& in) { in.importer = kNoDevice; in.same_device = false; }, GPULOAN_RUNG_HOST, Carrier::Segment, kHostMemory, "no device"},
+    {"it wants host memory", [](AdmissionInput& in) { in.wanted = kHostMemory; }, GPULOAN_RUNG_HOST, Carrier::Segment, kHostMemory, "wants host memory"},
+    {"host region", [](AdmissionInput& in) { in.origin = Origin::ArenaHost; }, GPULOAN_RUNG_HOST, Carrier::Direct, kHostMemory, "is host memory"},
+    {"host region, zero-copy", [](AdmissionInput& in) { in.origin = Origin::ArenaHost; in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; }, GPULOAN_RUNG_HOST, Carrier::Direct, kHostMemory, "is host memory"},
+    {"foreign pointer", [](AdmissionInput& in) { in.origin = Origin::Elsewhere; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "not in this peer's arena"},
+    {"foreign pointer, zero-copy", [](AdmissionInput& in) { in.origin = Origin::Elsewhere; in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "requires zero-copy"},
+    {"foreign pointer, vmm only", [](AdmissionInput& in) { in.origin = Origin::Elsewhere; in.rungs = kVmmBit; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "host: not among the allowed"},
+    {"nothing allowed", [](AdmissionInput& in) { in.rungs = 0; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "vmm: not among the allowed"},
+};
+
+} // namespace
+
+TEST_CASE("admission: everything it may be asked") {
+  int count = 0;
+  each_input([&](const AdmissionInput& in) {
+    check(in);
+    ++count;
+  });
+  CHECK(count == 4 * 2 * 3 * 3 * 2 * 3 * 2 * 6 * 2);
+}
+
+TEST_CASE("admission: more allowed rungs never refuse more") {
+  each_input([](AdmissionInput in) {
+    if (in.rungs == ~0U || !admit(in)) return;
+    in.rungs = ~0U;
+    CAPTURE(describe(in));
+    CHECK(admit(in).has_value());
+  });
+}
+
+TEST_CASE("admission: rows") {
+  for (const Row& row : kRows) {
+    CAPTURE(row.what);
+    AdmissionInput in = everyday();
+    row.change(in);
+    const auto out = admit(in);
+    REQUIRE(out.has_value() == (row.rung != GPULOAN_RUNG_NONE));
+    const std::string& reason = out ? out->reason : out.error().text;
+    CHECK_MESSAGE(reason.find(row.reason) != std::string::npos, reason);
+    if (!out) continue;
+    CHECK(out->rung == row.rung);
+    CHECK(out->carrier == row.carrier);
+    CHECK(out->memory == row.memory);
+    CHECK(out->reason.empty() == (*row.reason == '\0'));
+  }
+}
+
+// ---- Gates --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::uint32_t kMemops = GPULOAN_FLOOR_MEMOPS, kHostRegister = GPULOAN_FLOOR_HOST_REGISTER, kIpcEvents = GPULOAN_FLOOR_IPC_EVENTS;
+constexpr std::uint32_t kMemopFloors = kMemops | kHostRegister;
+
+// A side without a device says ready and done by its CPU.
+bool memop_can(const SideFloors& side) { return !side.has_device || (side.floors & kMemopFloors) == kMemopFloors; }
+bool event_can(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_IPC_EVENTS) != 0; }
+
+void check_gate(gpuloan_gate wanted, const SideFloors& exporter, const SideFloors& importer, bool same, bool free) {
+  CAPTURE(static_cast<int>(wanted));
+  CAPTURE(exporter.has_device);
+  CAPTURE(exporter.floors);
+  CAPTURE(importer.has_device);
+  CAPTURE(importer.floors);
+  CAPTURE(same);
+  CAPTURE(free);
+  const bool memop = memop_can(exporter) && memop_can(importer);
+  const bool event = event_can(exporter) && event_can(importer) && same && free;
+  const auto out = choose_gate(wanted, exporter, importer, same, free);
+  if (wanted != GPULOAN_GATE_AUTO) {
+    const bool can = wanted == GPULOAN_GATE_HOST || (wanted == GPULOAN_GATE_MEMOP ? memop : event);
+    REQUIRE(out.has_value() == can);
+    if (out) {
+      CHECK(out->gate == wanted);
+      CHECK(out->reason.empty());
+    } else {
+      CHECK(out.error().status == GPULOAN_ERR_UNSUPPORTED);
+      CHECK(out.error().text.find("cannot be had: ") + 16 < out.error().text.size());
+    }
+    return;
+  }
+  REQUIRE(out.has_value()); // there is always one
+  CHECK(out->gate == (memop ? GPULOAN_GATE_MEMOP : event ? GPULOAN_GATE_EVENT : GPULOAN_GATE_HOST));
+  CHECK((out->reason.find("memop: ") != std::string::npos) == !memop);
+  CHECK((out->reason.find("event: ") != std::string::npos) == (!memop && !event));
+}
+
+} // namespace
+
+TEST_CASE("gate: everything it may be asked") {
+  std::vector<SideFloors> sides = {{false, 0}, {false, ~0U}};
+  for (const std::uint32_t memops : {0U, kMemops})
+    for (const std::uint32_t host : {0U, kHostRegister})
+      for (const std::uint32_t events : {0U, kIpcEvents}) sides.push_back({true, memops | host | events | GPULOAN_FLOOR_VMM});
+  for (const gpuloan_gate wanted : {GPULOAN_GATE_AUTO, GPULOAN_GATE_MEMOP, GPULOAN_GATE_EVENT, GPULOAN_GATE_HOST})
+    for (const SideFloors& exporter : sides)
+      for (const SideFloors& importer : sides)
+        for (const bool same : {false, true})
+          for (const bool free : {false, true}) check_gate(wanted, exporter, importer, same, free);
+}
+
+TEST_CASE("gate: rows") {
+  const SideFloors no_memops = {true, ~static_cast<std::uint32_t>(GPULOAN_FLOOR_MEMOPS)};
+  const SideFloors no_events = {true, ~static_cast<std::uint32_t>(GPULOAN_FLOOR_IPC_EVENTS)};
+  const auto text = [](const auto& out) { return out ? out->reason : out.error().text; };
+  CHECK(choose_gate(GPULOAN_GATE_AUTO, kFull, kFull, true, true)->gate == GPULOAN_GATE_MEMOP);
+  CHECK(choose_gate(GPULOAN_GATE_AUTO, kFull, no_memops, true, true)->gate == GPULOAN_GATE_EVENT);
+  CHECK(text(choose_gate(GPULOAN_GATE_AUTO, kFull, no_memops, true, true)).find("importer's device lacks") != std::string::npos);
+  CHECK(choose_gate(GPULOAN_GATE_AUTO, no_memops, kFull, false, true)->gate == GPULOAN_GATE_HOST);
+  CHECK(text(choose_gate(GPULOAN_GATE_AUTO, no_memops, kFull, false, true)).find("different devices") != std::string::npos);
+  CHECK(text(choose_gate(GPULOAN_GATE_EVENT, kFull, kNoDevice, false, true)).find("a side has no device") != std::string::npos);
+  CHECK(text(choose_gate(GPULOAN_GATE_EVENT, kFull, no_events, true, true)).find("no interprocess events") != std::string::npos);
+  CHECK(text(choose_gate(GPULOAN_GATE_EVENT, kFull, kFull, true, false)).find("in use") != std::string::npos);
+  CHECK(choose_gate(GPULOAN_GATE_MEMOP, kFull, kNoDevice, false, true)->gate == GPULOAN_GATE_MEMOP);
+}
