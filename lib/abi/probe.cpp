@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+//
+// What the driver and its devices can do, without a context.
+#include <abi/abi.hpp>
+
+using namespace gpuloan;
+using namespace gpuloan::abi;
+
+namespace {
+
+constexpr std::uint32_t kAllFloors = GPULOAN_FLOOR_VMM | GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_IPC_EVENTS | GPULOAN_FLOOR_HOST_REGISTER | GPULOAN_FLOOR_CAPTURE_QUERY;
+
+Result<void> probe_driver(const char *choice, gpuloan_driver_info *out_info) {
+  auto opened = driver::Driver::open(choice);
+  if (!opened) return forward(std::move(opened.error()));
+  const driver::Driver &found = **opened;
+  gpuloan_driver_info info = {};
+  int devices = 0;
+  GPULOAN_TRY(GPULOAN_CU(found, cuDeviceGetCount, &devices));
+  info.version = found.version();
+  info.simulated = found.simulated() ? 1 : 0;
+  info.devices = static_cast<std::uint32_t>(devices);
+  copy_text(info.path, sizeof info.path, found.path());
+  copy_text(info.found_by, sizeof info.found_by, found.found_by());
+  return write_struct(out_info, info, "out_info");
+}
+
+Result<void> probe_device(const char *choice, int ordinal, gpuloan_device_info *out_info) {
+  auto opened = driver::Driver::open(choice);
+  if (!opened) return forward(std::move(opened.error()));
+  auto floors = driver::probe_floors(**opened, ordinal);
+  if (!floors) return forward(std::move(floors.error()));
+  gpuloan_device_info info = {};
+  info.ordinal = ordinal;
+  info.floors = floors->bits;
+  info.missing = kAllFloors & ~floors->bits;
+  info.compute_mode = floors->compute_mode;
+  info.integrated = static_cast<std::uint32_t>(floors->integrated);
+  info.total_bytes = floors->total_bytes;
+  info.granularity = floors->granularity;
+  std::memcpy(info.uuid, floors->uuid.bytes, sizeof info.uuid);
+  copy_text(info.name, sizeof info.name, floors->name);
+  copy_text(info.floor_reason, sizeof info.floor_reason, floors->reason);
+  return write_struct(out_info, info, "out_info");
+}
+
+} // namespace
+
+extern "C" {
+
+gpuloan_status gpuloan_driver_probe(const char *driver, gpuloan_driver_info *out_info) {
+  return guard([&] { return probe_driver(driver, out_info); });
+}
+
+gpuloan_status gpuloan_device_probe(const char *driver, int32_t ordinal, gpuloan_device_info *out_info) {
+  return guard([&] { return probe_device(driver, ordinal, out_info); });
+}
+
+} // extern "C"

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include "suite.hpp"
+
+namespace loan_test {
+namespace {
+
+constexpr Case kCases[] = {
+    {"read loan behind a lagging stream", read_loan},
+    {"request, grant, write loan", write_loan},
+    {"50 turns of two open loans", many_turns},
+    {"sizes from 0 to 20 MiB", sizes},
+    {"32 loans in flight", in_flight},
+    {"work on several streams", several_streams},
+    {"busy rules", busy_rules},
+    {"cancel of a held loan", cancel_held},
+    {"cancel of a loan that waits", cancel_waiting},
+    {"failed work", failed_work},
+    {"returned without done", returned_unfinished},
+    {"denied request", denied_request},
+    {"metadata", metadata},
+    {"wrong calls", wrong_calls},
+    {"not ready yet", not_ready_yet},
+    {"wait on a stream", wait_on_stream, false, no_stream_waits},
+    {"no wait on a stream", no_wait_elsewhere, false, stream_waits},
+    {"worker killed with a write loan", killed_worker, true},
+    {"worker killed, its socket kept open", killed_socket_kept, true},
+    {"worker killed after done", done_then_killed, true},
+    {"exporter killed", killed_exporter, true},
+    {"worker closes with loans out", closed_worker},
+    {"two workers", two_workers},
+    {"caller-driven importer", caller_importer},
+    {"caller-driven exporter", caller_exporter, false, no_caller_driven},
+    {"exporter looks after the worker was killed", late_exporter, true, no_caller_driven},
+    {"host memory", host_memory, false, only_host_rung},
+    {"worker without a device", cpu_worker, false, no_cpu_worker},
+    {"foreign pointer", foreign_pointer, false, only_host_rung},
+    {"handles left behind", handles_left_behind},
+};
+
+} // namespace
+
+std::span<const Case> contract_cases() { return kCases; }
+
+} // namespace loan_test

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+//
+// The contract suite: what has to hold in every cell of {vmm, host} x {memop, event, host} x {epoll, io_uring}, on the
+// simulated and on the real driver, between two processes; and, as far as no process has to die, between two threads.
+#pragma once
+
+#include "../support/run.hpp"
+
+namespace loan_test {
+
+void read_loan(const Bench& bench);
+void write_loan(const Bench& bench);
+void many_turns(const Bench& bench);
+void sizes(const Bench& bench);
+void in_flight(const Bench& bench);
+void several_streams(const Bench& bench);
+
+void busy_rules(const Bench& bench);
+void cancel_held(const Bench& bench);
+void cancel_waiting(const Bench& bench);
+void failed_work(const Bench& bench);
+void returned_unfinished(const Bench& bench);
+void denied_request(const Bench& bench);
+void metadata(const Bench& bench);
+void wrong_calls(const Bench& bench);
+
+void not_ready_yet(const Bench& bench);
+void wait_on_stream(const Bench& bench);
+const char* no_stream_waits(const Bench& bench);
+void no_wait_elsewhere(const Bench& bench);
+const char* stream_waits(const Bench& bench);
+
+void killed_worker(const Bench& bench);
+void killed_socket_kept(const Bench& bench);
+void done_then_killed(const Bench& bench);
+void killed_exporter(const Bench& bench);
+int run_victim(int control, int loan_end, const Cell& cell); // the exporter that dies
+void closed_worker(const Bench& bench);
+void two_workers(const Bench& bench);
+
+void caller_importer(const Bench& bench);
+void caller_exporter(const Bench& bench);
+void late_exporter(const Bench& bench);
+const char* no_caller_driven(const Bench& bench);
+
+void host_memory(const Bench& bench);
+void cpu_worker(const Bench& bench);
+void foreign_pointer(const Bench& bench);
+const char* only_host_rung(const Bench& bench);
+const char* no_cpu_worker(const Bench& bench);
+
+void handles_left_behind(const Bench& bench);
+
+[[nodiscard]] std::span<const Case> contract_cases();
+
+} // namespace loan_test

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "run.hpp"
+
+#include <cstdio>
+
+namespace loan_test {
+namespace {
+
+constexpr unsigned kCaseSeconds = 120;
+
+struct Snapshot {
+  std::set<std::string> fds = open_fds();
+  std::map<std::string, std::int64_t> live;
+  std::uint64_t used = 0;
+  explicit Snapshot(const Gpu& gpu) : live(gpu.live()), used(gpu.used_bytes()) {}
+};
+
+std::string left_behind(const Gpu& gpu, const Snapshot& before) {
+  constexpr std::uint64_t kNoise = std::uint64_t{32} << 20; // of a real driver
+  std::string fds;
+  if (!becomes([&] { return (fds = added(before.fds, open_fds())).empty(); }, kSettleMs)) return "descriptors: " + fds;
+  for (const auto& [what, count] : gpu.live()) {
+    const std::int64_t at_start = before.live.at(what);
+    if (count != at_start) return what + ": " + std::to_string(at_start) + " before, " + std::to_string(count) + " after";
+  }
+  const std::uint64_t noise = gpu.simulated() ? 0 : kNoise;
+  if (becomes([&] { return gpu.used_bytes() <= before.used + noise; }, 5000)) return {};
+  return "device memory: " + std::to_string(gpu.used_bytes() - before.used) + " bytes";
+}
+
+std::string run_one(const Bench& bench, const Case& test) {
+  try {
+    const Snapshot before(bench.gpu);
+    test.run(bench);
+    const std::string left = left_behind(bench.gpu, before);
+    return left.empty() ? "" : "left behind: " + left;
+  } catch (const Failure& failure) {
+    bench.gpu.release_all(); // for the cases that follow
+    return failure.text;
+  }
+}
+
+const char* reason_to_skip(const Bench& bench, const Case& test) {
+  if (test.needs_process && bench.habitat == Habitat::Thread) return "a process has to die";
+  return test.not_here != nullptr ? test.not_here(bench) : nullptr;
+}
+
+} // namespace
+
+Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only) {
+  Totals totals;
+  int number = 0;
+  for (const Case& test : cases) {
+    ++number;
+    if (std::string_view(test.name).find(only) == std::string_view::npos) continue;
+    if (const char* reason = reason_to_skip(bench, test)) {
+      std::printf("ok %d - %s # SKIP %s\n", number, test.name, reason);
+      ++totals.skipped;
+      continue;
+    }
+    const std::uint64_t start = now_ms();
+    watchdog(kCaseSeconds, test.name);
+    const std::string wrong = run_one(bench, test);
+    watchdog(0, "");
+    if (wrong.empty()) {
+      std::printf("ok %d - %s # %llu ms\n", number, test.name, static_cast<unsigned long long>(now_ms() - start));
+      ++totals.passed;
+    } else {
+      std::printf("not ok %d - %s\n  # %s\n", number, test.name, wrong.c_str());
+      ++totals.failed;
+    }
+    std::fflush(stdout);
+  }
+  std::printf("1..%d\n# %d passed, %d failed, %d do not apply\n", number, totals.passed, totals.failed, totals.skipped);
+  return totals;
+}
+
+} // namespace loan_test
