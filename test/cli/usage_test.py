@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Help, usage errors, JSON everywhere, and the exit codes: --help and gpuloan(1) list the same ones."""
+import json
+import os
+import pathlib
+import re
+import unittest
+
+from cli import CliTest, EXIT
+
+COMMANDS = ("demo", "probe", "lend", "borrow")
+SOURCE = pathlib.Path(os.environ["GPULOAN_TEST_SOURCE"])
+
+
+class UsageTest(CliTest):
+    def test_help(self):
+        self.assertIn("Usage: gpuloan", self.expect_ok(self.run_cli("--help")).out)
+        for command in COMMANDS:
+            text = self.expect_ok(self.run_cli(command, "--help")).out
+            for option in ("--json", "--driver", "--timeout", "--help"):
+                self.assertIn(option, text)
+            self.assertTrue(text.startswith(f"Usage: gpuloan {command}"))
+            self.assertTrue(all(len(line) <= 120 for line in text.splitlines()), text)
+
+    def test_exit_codes_are_those_of_the_manual_page(self):
+        text = self.expect_ok(self.run_cli("lend", "--help")).out
+        shown = dict(re.findall(r"^ +(\d+)  (.+)$", text[text.index("Exit codes:"):], re.MULTILINE))
+        page = (SOURCE / "docs/man/gpuloan.1.scd").read_text()
+        section = page[page.index("# EXIT STATUS"):page.index("# ENVIRONMENT")]
+        listed = re.findall(r"^\*(\d+)(?:\+N)?\* ([a-z-]+)\n\t(.+)\.$", section, re.MULTILINE)
+        self.assertEqual(set(shown), {code for code, _, _ in listed})
+        for code, name, meaning in listed:
+            if code != "128":
+                self.assertEqual(shown[code].lower(), meaning.lower())
+                self.assertEqual(EXIT.get(name, int(code)), int(code))
+
+    def test_manual_page_has_every_option(self):
+        page = (SOURCE / "docs/man/gpuloan.1.scd").read_text()
+        for command in COMMANDS:
+            for option in re.findall(r"^  (--[a-z-]+)", self.run_cli(command, "--help").out, re.MULTILINE):
+                self.assertIn(f"*{option}*", page, f"{command} {option}")
+
+    def test_version(self):
+        self.assertRegex(self.expect_ok(self.run_cli("--version")).out, r"\Agpuloan \d+\.\d+\.\d+\n\Z")
+
+    def test_usage_errors(self):
+        for arguments, texts in (
+            ((), ("",)),
+            (("lendd",), ("did you mean 'lend'?",)),
+            (("demo", "--worker", "3"), ("unknown option '--worker'", "did you mean '--workers'?")),
+            (("demo", "--workers", "0"), ("'--workers'", "'0' is not a number from 1 to 256")),
+            (("demo", "--size", "1.5MiB"), ("'--size'", "is not a size")),
+            (("demo", "--rung", "pool"), ("'--rung'", "vmm, host")),
+            (("demo", "--timeout", "soon"), ("'--timeout'", "seconds")),
+            (("demo", "a", "b"), ("only one FILE",)),
+            (("demo", "a", "--size", "3"), ("exclude each other",)),
+            (("lend", "--from", "x"), ("--socket PATH or --fd N",)),
+            (("lend", "--socket", "s", "--fd", "3", "--from", "x"), ("--socket PATH or --fd N",)),
+            (("lend", "--socket", "s"), ("--from FILE",)),
+            (("borrow", "--socket", "s"), ("--to FILE",)),
+            (("borrow", "--fd", "3", "--to", "x", "--key-fd", "4"), ("needs no key",)),
+            (("probe", "extra"), ("unexpected argument 'extra'",)),
+            (("demo-worker",), ("gpuloan demo",)),
+        ):
+            with self.subTest(arguments=arguments):
+                self.expect(self.run_cli(*arguments), "usage", *texts)
+
+    def test_errors_as_json(self):
+        result = self.run_cli("lend", "--json", "--socket", self.folder / "s", "--from", self.folder / "gone")
+        self.expect(result, "file")
+        self.assertEqual({name: result.json[name] for name in ("command", "ok", "exit_code", "exit_name")},
+                         {"command": "lend", "ok": False, "exit_code": 8, "exit_name": "file"})
+        self.assertIn("No such file", result.json["error"])
+        self.assertEqual(self.run_cli("demo", "--json", "--nonsense").json["exit_name"], "usage")
+
+    def test_probe(self):
+        report = self.expect_ok(self.run_cli("probe", "--json", env={"GPULOAN_SIM_DEVICES": "3"})).json
+        self.assertTrue(report["driver"]["simulated"])
+        self.assertEqual(len(report["devices"]), 3)
+        self.assertEqual(len({device["uuid"] for device in report["devices"]}), 3)
+        self.assertTrue(all(floor["present"] for device in report["devices"] for floor in device["floors"]))
+        self.assertIn("11.4", report["minimum_driver"])
+        self.assertIn("io_uring", [fact["name"] for fact in report["kernel"]["facilities"]])
+        text = self.expect_ok(self.run_cli("probe")).out
+        for word in ("SIMULATED driver", "minimum", "vmm", "memops", "io_uring", "GPU-"):
+            self.assertIn(word, text)
+
+    def test_probe_says_what_is_lost(self):
+        env = {"GPULOAN_SIM_WITHOUT": "vmm,memops"}
+        device, = self.expect_ok(self.run_cli("probe", "--json", env=env)).json["devices"]
+        lost = {floor["name"]: floor["lost"] for floor in device["floors"] if not floor["present"]}
+        self.assertEqual(set(lost), {"vmm", "memops"})
+        self.assertNotIn("", lost.values())
+        self.assertNotEqual(device["floor_reason"], "")
+        self.assertIn("NO   lost: ", self.expect_ok(self.run_cli("probe", env=env)).out)
+
+    def test_probe_without_a_driver_still_says_what_it_can(self):
+        result = self.run_cli("probe", "--driver", self.folder / "libcuda.so.1")
+        self.expect(result, "no-driver")
+        self.assertIn("io_uring", result.out)
+        report = self.run_cli("probe", "--json", env={"GPULOAN_SIM_DEVICES": "0"})
+        self.assertEqual(report.code, EXIT["no-driver"], str(report))
+        self.assertEqual(json.loads(report.out)["devices"], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

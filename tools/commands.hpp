@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+//
+// The subcommands. Each takes the arguments after its name, prints what it did and returns an exit code, or throws
+// Failure or StatusError, which main() turns into one sentence.
+#pragma once
+
+#include <span>
+
+namespace gpuloan::tool {
+
+using Arguments = std::span<char* const>;
+
+int demo(Arguments arguments);
+int demo_worker(Arguments arguments); // what demo starts; not for people
+int probe(Arguments arguments);
+int lend(Arguments arguments);
+int borrow(Arguments arguments);
+
+} // namespace gpuloan::tool

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+//
+// gpuloan probe: what the driver, each device and the kernel can do, and what is lost where something is missing. It
+// makes no CUDA context. What can be said is said even where there is no driver; the exit code then is that of the
+// driver's error.
+#include "commands.hpp"
+#include "output.hpp"
+#include "session.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace gpuloan::tool {
+namespace {
+
+constexpr char kMinimumDriver[] = "CUDA 11.4 (driver 470); the memop gate needs 11.7 (driver 515)";
+
+struct FloorRow {
+  std::uint32_t bit;
+  const char* name;
+  const char* gives;
+  const char* lost;
+};
+constexpr FloorRow kFloors[] = {
+    {GPULOAN_FLOOR_VMM, "vmm", "the vmm rung: zero-copy loans", "zero-copy: every loan is copied by the host rung"},
+    {GPULOAN_FLOOR_MEMOPS, "memops", "the memop gate: the fastest READY and DONE",
+     "the memop gate: loans use the event or host gate"},
+    {GPULOAN_FLOOR_IPC_EVENTS, "ipc-events", "the event gate", "the event gate: loans use the memop or host gate"},
+    {GPULOAN_FLOOR_HOST_REGISTER, "host-register", "the host rung's pinned ring, control words",
+     "the host rung between two devices, and the memop gate"},
+    {GPULOAN_FLOOR_CAPTURE_QUERY, "capture-query", "refusing streams in graph capture",
+     "refusing streams in capture: do not pass one"},
+};
+
+struct Fact {
+  const char* name;
+  bool good;
+  std::string text; // why, or what is lost
+};
+
+struct Findings {
+  std::string driver_error;
+  int code = ExitOk;
+  gpuloan_driver_info driver = init<gpuloan_driver_info>();
+  std::vector<gpuloan_device_info> devices;
+  std::vector<Fact> kernel;
+  std::string kernel_release;
+};
+
+const char* compute_mode_name(std::int32_t mode) {
+  return mode == 2   ? "prohibited: no CUDA context can be made"
+         : mode == 3 ? "exclusive process: only one side can use the device"
+                     : "default";
+}
+
+// What an exporter's loop would run on. No device is needed to ask.
+Fact find_io_uring() {
+  auto options = init<gpuloan_context_options>();
+  options.role = GPULOAN_ROLE_EXPORTER;
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+  try {
+    const gpuloan_stats stats = Context::create(options).stats();
+    const std::string_view reason = stats.engine_reason;
+    const std::size_t text = reason.starts_with("io_uring: ") ? std::strlen("io_uring: ") : 0;
+    return {"io_uring", stats.engine == GPULOAN_ENGINE_IO_URING, std::string(reason.substr(text))};
+  } catch (const StatusError& error) {
+    return {"io_uring", false, error.what()};
+  }
+}
+
+Fact find_pidfd() {
+  const auto fd = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
+  if (fd < 0)
+    return {
+        "pidfd", false,
+        std::string(std::strerror(errno)) + "; a peer's death cannot be proven, memory of lost peers stays out longer"};
+  ::close(fd);
+  return {"pidfd", true, "the death of a peer can be proven"};
+}
+
+Fact find_seals() {
+  const int fd = ::memfd_create("gpuloan-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool good = fd >= 0 && ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) == 0;
+  const int code = errno;
+  if (fd >= 0) ::close(fd);
+  if (!good)
+    return {"memfd seals", false,
+            std::string(std::strerror(code)) + "; Linux 5.1 or newer is needed to make a context"};
+  return {"memfd seals", true, "control words cannot be taken away by a peer"};
+}
+
+Fact find_files() {
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const bool good = limit.rlim_cur >= 1024;
+  return {"open files", good,
+          std::to_string(limit.rlim_cur) + " (RLIMIT_NOFILE)" + (good ? "" : "; raise it with 'ulimit -n'")};
+}
+
+Findings look(const CommonOptions& common) {
+  Findings found;
+  utsname name = {};
+  ::uname(&name);
+  found.kernel_release = name.release;
+  found.kernel = {find_io_uring(), find_pidfd(), find_seals(), find_files()};
+  try {
+    found.driver = probe_driver(common.driver_or_null());
+    for (std::uint32_t ordinal = 0; ordinal < found.driver.devices; ++ordinal) {
+      auto info = init<gpuloan_device_info>();
+      attempt("cannot probe device " + std::to_string(ordinal),
+              [&] { check(gpuloan_device_probe(common.driver_or_null(), static_cast<std::int32_t>(ordinal), &info)); });
+      found.devices.push_back(info);
+    }
+    if (found.devices.empty())
+      throw Failure(ExitNoDriver, "the driver works but shows no device; check CUDA_VISIBLE_DEVICES");
+  } catch (const Failure& failure) {
+    found.code = failure.code();
+    found.driver_error = failure.what();
+  }
+  return found;
+}
+
+void print_device(const gpuloan_device_info& info) {
+  std::printf("\ndevice  %s\n", device_line(info).c_str());
+  std::printf("  compute mode %s; VMM granularity %s%s\n", compute_mode_name(info.compute_mode),
+              info.granularity != 0 ? size_text(info.granularity).c_str() : "none",
+              info.integrated != 0 ? "; integrated" : "");
+  for (const FloorRow& floor : kFloors) {
+    const bool has = (info.floors & floor.bit) != 0;
+    std::printf("  %-14s %-3s  %s%s\n", floor.name, has ? "yes" : "NO",
+                has ? "" : "lost: ", has ? floor.gives : floor.lost);
+  }
+  if (info.floor_reason[0] != '\0') std::printf("  missing: %s\n", info.floor_reason);
+}
+
+void print_text(const Findings& found) {
+  std::printf("gpuloan %s\n", gpuloan_version_text());
+  std::printf("driver  %s\n", found.driver.path[0] != '\0' ? driver_line(found.driver).c_str() : "none");
+  std::printf("minimum %s\n", kMinimumDriver);
+  for (const gpuloan_device_info& info : found.devices) print_device(info);
+  std::printf("\nkernel  Linux %s\n", found.kernel_release.c_str());
+  for (const Fact& fact : found.kernel) {
+    std::printf("  %-14s %-3s%s%s\n", fact.name, fact.good ? "yes" : "NO", fact.text.empty() ? "" : "  ",
+                fact.text.c_str());
+  }
+}
+
+void json_device(Json& json, const gpuloan_device_info& info) {
+  json.begin_object().member("ordinal", info.ordinal).member("name", info.name);
+  json.member("uuid", uuid_text(info.uuid)).member("total_bytes", info.total_bytes);
+  json.member("granularity", info.granularity).member("compute_mode", info.compute_mode);
+  json.member("integrated", info.integrated != 0).member("floor_reason", info.floor_reason);
+  json.key("floors").begin_array();
+  for (const FloorRow& floor : kFloors) {
+    const bool has = (info.floors & floor.bit) != 0;
+    json.begin_object().member("name", floor.name).member("present", has).member("gives", floor.gives);
+    json.member("lost", has ? "" : floor.lost).end();
+  }
+  json.end().end();
+}
+
+void print_json(const Findings& found) {
+  Json json;
+  json.begin_object();
+  json_outcome(json, "probe", found.code);
+  json.member("version", gpuloan_version_text())
+      .member("error", found.driver_error)
+      .member("minimum_driver", kMinimumDriver);
+  json.key("driver");
+  if (found.driver.path[0] == '\0') {
+    json.null();
+  } else {
+    json.begin_object()
+        .member("simulated", found.driver.simulated != 0)
+        .member("version", version_text(found.driver.version));
+    json.member("path", found.driver.path).member("found_by", found.driver.found_by).end();
+  }
+  json.key("devices").begin_array();
+  for (const gpuloan_device_info& info : found.devices) json_device(json, info);
+  json.end();
+  json.key("kernel").begin_object().member("release", found.kernel_release).key("facilities").begin_array();
+  for (const Fact& fact : found.kernel) {
+    json.begin_object().member("name", fact.name).member("available", fact.good).member("text", fact.text).end();
+  }
+  json.end().end().end();
+  std::fputs(json.text().c_str(), stdout);
+}
+
+} // namespace
+
+int probe(Arguments arguments) {
+  CommonOptions common;
+  Parser parser("probe [OPTION]...",
+                "Says what the driver, its devices and the kernel can do for loans, and what is lost where\n"
+                "something is missing. Makes no CUDA context.");
+  common.add_to(parser);
+  if (!parser.parse(arguments)) return ExitOk;
+  const Findings found = look(common);
+  common.json ? print_json(found) : print_text(found);
+  std::fflush(stdout);
+  if (!found.driver_error.empty()) std::fprintf(stderr, "gpuloan probe: %s\n", found.driver_error.c_str());
+  return found.code;
+}
+
+} // namespace gpuloan::tool
