@@ -151,11 +151,4 @@ UniqueFd peer_pidfd(Sender& sender) noexcept {
   return UniqueFd::take(static_cast<int>(::syscall(SYS_pidfd_open, sender.pid, 0)));
 }
 
-UniqueFd socket_pidfd(int socket) noexcept {
-  constexpr int kPeerPidfd = 77; // SO_PEERPIDFD, Linux 6.5; the descriptor is close-on-exec
-  int fd = -1;
-  socklen_t length = sizeof fd;
-  return UniqueFd::take(::getsockopt(socket, SOL_SOCKET, kPeerPidfd, &fd, &length) == 0 ? fd : -1);
-}
-
 } // namespace gpuloan::channel

@@ -73,8 +73,5 @@ struct WelcomeInfo {
 
 // A pidfd of the process that sent `sender`'s message: its own SCM_PIDFD, else pidfd_open of a visible pid, else empty.
 [[nodiscard]] UniqueFd peer_pidfd(Sender& sender) noexcept;
-// A pidfd of the process at the other end of a connected socket, as it was when it connected or listened; empty where the
-// kernel gives none (before 6.5).
-[[nodiscard]] UniqueFd socket_pidfd(int socket) noexcept;
 
 } // namespace gpuloan::channel

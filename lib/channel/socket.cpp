@@ -106,6 +106,12 @@ Result<void> enable_identity(int socket) {
   return {};
 }
 
+void disable_identity(int socket) noexcept {
+  const int off = 0;
+  static_cast<void>(::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &off, sizeof(off)));
+  static_cast<void>(::setsockopt(socket, SOL_SOCKET, kSoPasspidfd, &off, sizeof(off)));
+}
+
 Result<void> check_inherited(int fd) {
   const std::string name = "descriptor " + std::to_string(fd);
   if (::fcntl(fd, F_GETFD) < 0) return fail(GPULOAN_ERR_INVALID, name + " is not open");

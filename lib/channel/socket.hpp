@@ -61,6 +61,8 @@ enum class SendResult { Sent, Full, Lost }; // Full: the socket buffer is full, 
 
 // SO_PASSCRED and, where the kernel has it, SO_PASSPIDFD: every later message names its sender.
 [[nodiscard]] Result<void> enable_identity(int socket);
+// Once the sender is known: the kernel makes a descriptor for each message otherwise.
+void disable_identity(int socket) noexcept;
 
 // A socket path: at most 107 bytes; mode 0600; a stale file (nobody listens) is replaced, a live one is ADDRESS_IN_USE,
 // a file that is no socket is INVALID and left alone. Non-blocking, CLOEXEC.

@@ -131,10 +131,13 @@ void Importer::cancel(ImportLoan& loan, gpuloan_status status, std::string text,
 
 // Cancelled loans whose bytes were on their way into the ring: nothing more is sent, and the end waits for what runs.
 void Importer::settle_cancelled(ImporterPeer& peer, Trash& trash) {
-  for (const auto& [id, loan] : std::unordered_map(peer.loans)) {
+  std::vector<std::shared_ptr<ImportLoan>> over;
+  for (const auto& [id, loan] : peer.loans) {
     if (!loan->cancelled || !loan->work || loan->state != ImportState::Letting || peer.to_exporter->in_flight(id)) continue;
-    const auto over = loan->work.query();
-    if (over && !*over) continue;
+    const auto complete = loan->work.query();
+    if (!complete || *complete) over.push_back(loan);
+  }
+  for (const auto& loan : over) {
     loan->work = {};
     complete(*loan, trash);
   }

@@ -18,6 +18,7 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
+constexpr std::uint64_t kTickShare = 4; // at most a fifth of the loop's time goes into looking
 constexpr std::size_t kRefusalsMax = 64; // events of refused connections that may wait: they need no key
 constexpr std::uint64_t kPidfdBit = 1; // a peer's tag is even; the tag of its pidfd is the next odd number
 
@@ -102,11 +103,23 @@ void Context::run_once(std::uint64_t limit_ns) {
   const Lock lock(mutex_);
   if (closed_) return;
   bool stalled = false;
-  for (const auto& [tag, peer] : std::map(peers_)) {
+  for (const auto& [tag, peer] : peers_) {
     if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
     stalled |= peer->stalled;
   }
-  tick_wanted_ns_ = std::min(tick(), stalled ? kTickMaxNs : kNever);
+  tick_wanted_ns_ = std::min(timed_tick(), stalled ? kTickMaxNs : kNever);
+}
+
+// A tick looks at everything that is out, so with thousands of loans it takes its time: what is left for the others stays
+// several times that.
+std::uint64_t Context::timed_tick() {
+  const std::uint64_t start = now_ns();
+  if (start < tick_not_before_ns_) return tick_not_before_ns_ - start;
+  const std::uint64_t wanted = tick();
+  const std::uint64_t end = now_ns();
+  const std::uint64_t pause = end - start > kTickFirstNs ? (end - start) * kTickShare : 0;
+  tick_not_before_ns_ = end + pause;
+  return std::max(wanted, pause);
 }
 
 void Context::run_tasks() {

@@ -136,6 +136,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void loop_main();
   void run_once(std::uint64_t limit_ns);
   void turn_loop(Lock& lock, std::uint64_t limit_ns); // caller-driven
+  std::uint64_t timed_tick(); // lock held
   void run_tasks();
   void flush(const std::shared_ptr<Peer>& peer);
   void quiet_event_fd() noexcept; // lock held
@@ -152,6 +153,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick
   std::uint64_t tick_wanted_ns_ = kNever;
+  std::uint64_t tick_not_before_ns_ = 0;
   gpuloan_engine engine_kind_ = GPULOAN_ENGINE_EPOLL;
   std::string engine_reason_;
   std::uint64_t next_tag_ = 2;

@@ -255,6 +255,7 @@ Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, chann
   }
   peer->pid = received.sender.pid;
   peer->pidfd = channel::peer_pidfd(received.sender);
+  channel::disable_identity(peer->socket.get());
   watch_pidfd(*peer);
   return {};
 }
@@ -510,10 +511,12 @@ std::uint64_t Exporter::tick() {
     });
     sweeping |= !peer->late_slots.empty();
     if (peer->lost) settle_peer(peer);
-    for (const auto& [id, loan] : std::unordered_map(peer->loans)) {
-      advance(*loan);
-      busy |= !loan->ended && (loan->state == ExportState::Out || loan->settling || loan->acked);
+    for (const auto& [id, loan] : peer->loans) {
+      if (due(*loan)) due_.push_back(loan);
+      busy |= loan->state == ExportState::Out || loan->settling || loan->acked;
     }
+    for (const auto& loan : due_) advance(*loan); // may end it, and others if the peer is lost over it
+    due_.clear();
     if (peer->canary_loan && peer->canary_loan->ended && (peer->canary_waited || peer->lost)) {
       post([this, peer] {
         Lock inner(mutex_);
@@ -531,7 +534,7 @@ std::uint64_t Exporter::tick() {
   if (busy) {
     active_until_ns_ = now + kLingerNs;
     const std::uint64_t wait = tick_ns_;
-    tick_ns_ = std::min(tick_ns_ * 2, kTickMaxNs + loans_out_ * 200); // looking at a loan costs well under that
+    tick_ns_ = std::min(tick_ns_ * 2, kTickMaxNs);
     return wait;
   }
   tick_ns_ = kTickFirstNs;

@@ -223,6 +223,7 @@ class Exporter : public Context {
   void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
 
   // settle.cpp; lock held
+  [[nodiscard]] static bool due(const ExportLoan& loan) noexcept; // advance() would get somewhere; no driver call
   void advance(ExportLoan& loan); // whatever is due: DONE, and the end once it is safe
   void advance_turn(ExportLoan& loan);
   [[nodiscard]] Result<bool> landed(ExportLoan& loan);
@@ -251,7 +252,7 @@ class Exporter : public Context {
   std::vector<std::weak_ptr<RegionHandle>> regions_;
   std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count
   std::vector<std::pair<std::shared_ptr<memory::Arena>, memory::Region*>> finished_staging_; // to be destroyed without the lock
-  std::uint64_t loans_out_ = 0;
+  std::vector<std::shared_ptr<ExportLoan>> due_; // tick()'s
   std::uint64_t active_until_ns_ = 0;
 };
 

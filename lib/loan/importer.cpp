@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sys/socket.h>
 #include <unistd.h>
 
 namespace gpuloan::loan {
@@ -110,17 +109,15 @@ Result<std::shared_ptr<ImporterPeer>> Importer::connect(const char* path, const 
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   auto socket = channel::connect_to(path, deadline.at_ns());
   if (!socket) return forward(std::move(socket.error()));
-  UniqueFd pidfd = channel::socket_pidfd(socket->get());
-  return handshake(std::move(*socket), std::move(pidfd), key, deadline);
+  return handshake(std::move(*socket), key, deadline);
 }
 
 Result<std::shared_ptr<ImporterPeer>> Importer::adopt(int fd, std::uint32_t timeout_ms) {
   GPULOAN_TRY(channel::check_inherited(fd));
-  // Who made the pair is not always who holds its other end, so no pidfd: the end of the socket has to tell.
-  return handshake(UniqueFd::take(fd), {}, nullptr, Deadline::after_ms(timeout_ms));
+  return handshake(UniqueFd::take(fd), nullptr, Deadline::after_ms(timeout_ms));
 }
 
-Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, UniqueFd pidfd, const gpuloan_key* key, const Deadline& deadline) {
+Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline) {
   auto peer = std::make_shared<ImporterPeer>(shared_from_this());
   channel::Record hello = channel::make_record(channel::Type::Hello);
   hello.hello.version_min = channel::kVersionMin;
@@ -138,17 +135,13 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, Uniqu
     hello.hello.device_count = 1;
     hello.hello.wants_device = 1;
   }
+  GPULOAN_TRY(channel::enable_identity(socket.get()));
   Lock lock(mutex_);
   if (closed_) return fail(GPULOAN_ERR_STATE, "the context is closed");
   peer->socket = std::move(socket);
-  peer->pidfd = std::move(pidfd);
   remembered_.push_back(peer);
   peer->phase = Peer::Phase::Welcome;
   GPULOAN_TRY(add_peer(peer));
-  post([this, peer] {
-    const Lock inner(mutex_);
-    if (!peer->lost) watch_pidfd(*peer);
-  });
   send(*peer, hello, std::as_bytes(std::span(&device, gpu_ ? 1U : 0U)));
   const bool over = wait(lock, deadline, false, [&] { return peer->lost || peer->phase == Peer::Phase::Ready; });
   if (over && !peer->lost) return peer;
@@ -172,6 +165,14 @@ Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
       peer.floors.floors = peer.devices.front().floors;
       peer.same_device = gpu_ && std::memcmp(peer.devices.front().uuid, gpu_->floors().uuid.bytes, 16) == 0;
     }
+    if (received.sender.known && received.sender.uid != ::geteuid()) {
+      return fail(GPULOAN_ERR_UID, "the exporter runs as user " + std::to_string(received.sender.uid) + ", this process as user " + std::to_string(::geteuid()));
+    }
+    // Who speaks, not who made the socket: a pair's maker is not always who holds its other end.
+    peer.pidfd = channel::peer_pidfd(received.sender);
+    peer.pid = received.sender.pid;
+    channel::disable_identity(peer.socket.get());
+    watch_pidfd(peer);
     peer.phase = Phase::Mapped;
     return {};
   }
@@ -463,11 +464,8 @@ gpuloan_peer_info Importer::peer_info(ImporterPeer& peer) {
   const Lock lock(mutex_);
   gpuloan_peer_info info = {};
   info.size = sizeof info;
-  if (peer.socket) {
-    ucred credentials = {};
-    socklen_t length = sizeof credentials;
-    if (::getsockopt(peer.socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0) info.pid = credentials.pid;
-  }
+  info.pid = peer.pid;
+  info.pidfd = peer.pidfd ? 1 : 0;
   info.lost = peer.lost ? 1 : 0;
   info.protocol = peer.version;
   info.has_device = peer.same_device ? 1 : 0;

@@ -144,7 +144,7 @@ class Importer : public Context {
     static_cast<void>(apart_.poll());
   }
   void fill_stats(gpuloan_stats& stats) const override;
-  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, UniqueFd pidfd, const gpuloan_key* key, const Deadline& deadline);
+  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline);
   [[nodiscard]] Result<void> handle(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
   [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received);

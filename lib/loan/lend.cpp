@@ -168,7 +168,6 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   peer->loans.emplace(loan->id, loan);
   if (!loan->canary_loan) hold(loan->handle, loan); // before anybody can hear of it
   ++loans_total_;
-  ++loans_out_;
   return loan;
 }
 

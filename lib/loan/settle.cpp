@@ -74,6 +74,13 @@ void Exporter::advance_turn(ExportLoan& loan) {
   }
 }
 
+bool Exporter::due(const ExportLoan& loan) noexcept {
+  if (loan.settling || loan.acked) return true;
+  if (loan.state != ExportState::Out) return false;
+  const bool recorded = loan.gate == GPULOAN_GATE_EVENT && loan.recorded_turn == loan.turn;
+  return loan.gate_passed || recorded || gate::reached(loan.peer->words.load(loan.slot, gate::Word::Done), loan.word());
+}
+
 void Exporter::advance(ExportLoan& loan) {
   if (loan.ended || loan.posting || loan.state == ExportState::Preparing) return;
   if (loan.state == ExportState::Out) advance_turn(loan);
@@ -144,7 +151,6 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.landed = {};
   loan.ready_written = {};
   peer.loans.erase(loan.id);
-  --loans_out_;
   if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
   report_lost(peer);
   changed_.notify_all();

@@ -253,6 +253,7 @@ Borrowed take(Worker& worker, std::uint64_t number, std::uint64_t id) {
 
 } // namespace
 
+// The exporter's end of the socket stays open here, in a process that has no part in the loan: the death alone tells.
 void killed_exporter(const Bench& bench) {
   Worker worker(bench);
   SocketPair control = make_socketpair();
@@ -262,7 +263,6 @@ void killed_exporter(const Bench& bench) {
                   gpuloan_engine_name(bench.cell.engine)},
                  {control.right.get(), loan_end.get()});
   control.right.reset();
-  loan_end.reset(); // whoever keeps it open keeps the connection alive
   const bool on_stream = no_stream_waits(bench) == nullptr;
   expect_status(worker.call(worker.open_command()).status, GPULOAN_OK, "the worker opens");
   Borrowed keep = take(worker, 1, hear(control.left.get()));
