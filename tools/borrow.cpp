@@ -25,7 +25,7 @@ class Borrower {
   explicit Borrower(const BorrowOptions& options)
       : options_(options),
         deadline_(options.common.timeout_ms),
-        output_(options.to),
+        output_(options.to, deadline_),
         session_(open_session(options.common, options.loans, GPULOAN_ROLE_IMPORTER, options.cpu)) {
     if (!options.cpu) cuda_ = std::make_unique<Cuda>(session_.driver, options.common.device);
   }

@@ -24,7 +24,7 @@ DemoRun::DemoRun(const DemoOptions& options, Session& session)
       deadline_(options.common.timeout_ms),
       cuda_(session.driver, options.common.device),
       io_(&cuda_),
-      source_(options.file.empty() ? random_bytes(options.size, options.seed) : open_file(options.file)),
+      source_(options.file.empty() ? random_bytes(options.size, options.seed) : open_file(options.file, deadline_)),
       workers_(options.workers) {
   for (std::uint32_t index = 0; index < options.workers; ++index) workers_[index].number = index + 1;
 }

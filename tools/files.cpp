@@ -5,10 +5,13 @@
 #include "wait.hpp"
 
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -31,27 +34,75 @@ Fd::~Fd() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count > 0) {
-      bytes = bytes.subspan(static_cast<std::size_t>(count));
-    } else if (errno != EINTR) {
-      file_failure("write", path, errno);
-    }
+namespace {
+
+[[noreturn]] void too_late(const char* action, const std::string& path, const Deadline& deadline) {
+  throw Failure(ExitTimeout, std::string("cannot ") + action + " '" + path + "' within " + deadline.text() +
+                                 ": the other end is too slow, or there is none; raise --timeout");
+}
+
+// Until `fd` is ready for `events`; a regular file always is.
+void wait_ready(int fd, short events, const char* action, const std::string& path, const Deadline& deadline) {
+  for (;;) {
     check_interrupted();
+    if (deadline.passed()) too_late(action, path, deadline);
+    pollfd ready = {fd, events, 0};
+    const int count = ::poll(&ready, 1, static_cast<int>(deadline.slice().count()));
+    if (count > 0) return;
+    if (count < 0 && errno != EINTR) file_failure(action, path, errno);
   }
 }
 
-std::string read_text(int fd, std::size_t limit, const std::string& path) {
+bool is_regular(int fd) {
+  struct stat info = {};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+} // namespace
+
+Fd open_patiently(const std::string& path, int flags, const Deadline& deadline) {
+  for (;;) {
+    check_interrupted();
+    Fd fd(::open(path.c_str(), flags | O_NONBLOCK | O_CLOEXEC));
+    if (fd.get() >= 0) return fd;
+    if (errno != ENXIO && errno != EINTR) file_failure("open", path, errno);
+    if (deadline.passed()) too_late("open", path, deadline);
+    std::this_thread::sleep_for(std::min(deadline.left(), Milliseconds(10)));
+  }
+}
+
+void write_all(int fd, std::span<const std::byte> bytes, const std::string& path, const Deadline& deadline) {
+  const bool regular = is_regular(fd);
+  // What one write() can take without waiting once poll() said that it may.
+  const std::size_t piece = regular || (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0 ? SIZE_MAX : PIPE_BUF;
+  while (!bytes.empty()) {
+    regular ? check_interrupted() : wait_ready(fd, POLLOUT, "write", path, deadline);
+    const ssize_t count = ::write(fd, bytes.data(), std::min(bytes.size(), piece));
+    if (count > 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(count));
+    } else if (errno != EINTR && errno != EAGAIN) {
+      file_failure("write", path, errno);
+    }
+  }
+}
+
+std::size_t read_some(int fd, std::span<std::byte> bytes, const std::string& path, const Deadline& deadline) {
+  for (;;) {
+    wait_ready(fd, POLLIN, "read", path, deadline);
+    const ssize_t count = ::read(fd, bytes.data(), bytes.size());
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno != EINTR && errno != EAGAIN) file_failure("read", path, errno);
+  }
+}
+
+std::string read_text(int fd, std::size_t limit, const std::string& path, const Deadline& deadline) {
   std::string text;
   char buffer[256];
   while (text.size() < limit) {
-    const ssize_t count = ::read(fd, buffer, std::min(sizeof buffer, limit - text.size()));
+    const auto room = std::as_writable_bytes(std::span(buffer)).first(std::min(sizeof buffer, limit - text.size()));
+    const std::size_t count = read_some(fd, room, path, deadline);
     if (count == 0) break;
-    if (count < 0 && errno != EINTR) file_failure("read", path, errno);
-    if (count > 0) text.append(buffer, static_cast<std::size_t>(count));
-    check_interrupted();
+    text.append(buffer, count);
   }
   return text;
 }
@@ -119,32 +170,27 @@ Fd unnamed_file() {
   return fd;
 }
 
-std::unique_ptr<Source> spool(int from, const std::string& path) {
+std::unique_ptr<Source> spool(int from, const std::string& path, const Deadline& deadline) {
   Fd fd = unnamed_file();
   std::vector<std::byte> buffer(1U << 20U);
   std::uint64_t size = 0;
-  for (;;) {
-    check_interrupted();
-    const ssize_t count = ::read(from, buffer.data(), buffer.size());
-    if (count == 0) break;
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) file_failure("read", path, errno);
-    write_all(fd.get(), std::span(buffer).first(static_cast<std::size_t>(count)), "a temporary file");
-    size += static_cast<std::uint64_t>(count);
+  while (const std::size_t count = read_some(from, buffer, path, deadline)) {
+    write_all(fd.get(), std::span(buffer).first(count), "a temporary file", deadline);
+    size += count;
   }
   return std::make_unique<FileSource>(std::move(fd), size, path);
 }
 
 } // namespace
 
-std::unique_ptr<Source> open_file(const std::string& path) {
-  if (path == "-") return spool(STDIN_FILENO, "standard input");
-  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+std::unique_ptr<Source> open_file(const std::string& path, const Deadline& deadline) {
+  if (path == "-") return spool(STDIN_FILENO, "standard input", deadline);
+  Fd fd = open_patiently(path, O_RDONLY, deadline);
   struct stat info = {};
-  if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) file_failure("open", path, errno);
+  if (::fstat(fd.get(), &info) != 0) file_failure("open", path, errno);
   if (S_ISDIR(info.st_mode)) file_failure("read", path, EISDIR);
   // Files such as those of /proc say that they are empty and are not.
-  if (!S_ISREG(info.st_mode) || info.st_size == 0) return spool(fd.get(), path);
+  if (!S_ISREG(info.st_mode) || info.st_size == 0) return spool(fd.get(), path, deadline);
   return std::make_unique<FileSource>(std::move(fd), static_cast<std::uint64_t>(info.st_size), path);
 }
 
@@ -152,7 +198,7 @@ std::unique_ptr<Source> random_bytes(std::uint64_t size, std::uint64_t seed) {
   return std::make_unique<RandomSource>(size, seed);
 }
 
-Output::Output(std::string path) : path_(std::move(path)) {
+Output::Output(std::string path, const Deadline& deadline) : path_(std::move(path)), deadline_(deadline) {
   if (path_ == "-") {
     fd_ = Fd(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3));
     if (fd_.get() < 0) file_failure("use", "standard output", errno);
@@ -161,17 +207,11 @@ Output::Output(std::string path) : path_(std::move(path)) {
   struct stat info = {};
   const bool exists = ::stat(path_.c_str(), &info) == 0;
   if (exists && S_ISDIR(info.st_mode)) file_failure("write", path_, EISDIR);
-  exists && !S_ISREG(info.st_mode) ? open_special() : create_temporary();
-}
-
-void Output::open_special() {
-  int fd = -1;
-  do { // a pipe waits here for its reader
-    check_interrupted();
-    fd = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
-  } while (fd < 0 && errno == EINTR);
-  if (fd < 0) file_failure("open", path_, errno);
-  fd_ = Fd(fd);
+  if (exists && !S_ISREG(info.st_mode)) {
+    fd_ = open_patiently(path_, O_WRONLY, deadline_); // a pipe waits here for its reader
+  } else {
+    create_temporary();
+  }
 }
 
 void Output::create_temporary() {
@@ -191,7 +231,7 @@ Output::~Output() {
 }
 
 void Output::write(std::span<const std::byte> bytes) {
-  write_all(fd_.get(), bytes, path_ == "-" ? "standard output" : path_);
+  write_all(fd_.get(), bytes, path_ == "-" ? "standard output" : path_, deadline_);
 }
 
 void Output::commit() {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
 // Where bytes come from and go to. Sources know their size and can be read at any offset; an output file appears at its
-// path complete or not at all.
+// path complete or not at all. What may keep the command waiting (a pipe, a terminal, a device) does so until the
+// deadline at most: a Failure (timeout) then.
 #pragma once
+
+#include "wait.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +46,7 @@ class Source {
 };
 
 // A file, or standard input for "-"; what is not a regular file is first copied to an unnamed temporary file.
-[[nodiscard]] std::unique_ptr<Source> open_file(const std::string& path);
+[[nodiscard]] std::unique_ptr<Source> open_file(const std::string& path, const Deadline& deadline);
 // The same pseudo-random bytes for the same seed.
 [[nodiscard]] std::unique_ptr<Source> random_bytes(std::uint64_t size, std::uint64_t seed);
 
@@ -51,7 +54,7 @@ class Output {
  public:
   // Creates a temporary file beside `path`; takes standard output for "-"; opens what exists and is not a regular file,
   // such as a pipe, as it is. Throws Failure (file).
-  explicit Output(std::string path);
+  Output(std::string path, const Deadline& deadline);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
   ~Output(); // removes the temporary file unless commit() was called
@@ -59,17 +62,21 @@ class Output {
   void commit();
 
  private:
-  void open_special();
   void create_temporary();
   std::string path_, temporary_;
+  const Deadline& deadline_;
   Fd fd_;
 };
 
 // Throws Failure (file): "cannot open 'PATH': No such file or directory; …".
 [[noreturn]] void file_failure(const char* action, const std::string& path, int code);
+// Opens without waiting for the other end of a pipe: a reader is there at once, a writer as soon as somebody reads.
+[[nodiscard]] Fd open_patiently(const std::string& path, int flags, const Deadline& deadline);
 // All bytes or a Failure (file) that names `path`.
-void write_all(int fd, std::span<const std::byte> bytes, const std::string& path);
+void write_all(int fd, std::span<const std::byte> bytes, const std::string& path, const Deadline& deadline);
+// Some bytes; 0 at the end of the file.
+[[nodiscard]] std::size_t read_some(int fd, std::span<std::byte> bytes, const std::string& path, const Deadline& deadline);
 // At most `limit` bytes up to the end of the file or pipe.
-[[nodiscard]] std::string read_text(int fd, std::size_t limit, const std::string& path);
+[[nodiscard]] std::string read_text(int fd, std::size_t limit, const std::string& path, const Deadline& deadline);
 
 } // namespace gpuloan::tool

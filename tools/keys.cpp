@@ -53,18 +53,18 @@ void KeyOptions::add_to(Parser& parser, bool borrower) {
                [this](const std::string& text) { fd = static_cast<int>(parse_number(text, 0, INT32_MAX)); });
 }
 
-void write_key(int fd, const gpuloan_key& key) {
+void write_key(int fd, const gpuloan_key& key, const Deadline& deadline) {
   const std::string text = format_key(key) + "\n";
-  write_all(fd, std::as_bytes(std::span(text)), "FD " + std::to_string(fd));
+  write_all(fd, std::as_bytes(std::span(text)), "FD " + std::to_string(fd), deadline);
 }
 
-KeyFile::KeyFile(std::string path, const gpuloan_key& key) : path_(std::move(path)) {
+KeyFile::KeyFile(std::string path, const gpuloan_key& key, const Deadline& deadline) : path_(std::move(path)) {
   std::string temporary = path_ + ".XXXXXX";
   const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC)); // mode 0600
   if (fd.get() < 0) file_failure("create the key file", path_, errno);
   struct stat info = {};
   try {
-    write_key(fd.get(), key);
+    write_key(fd.get(), key, deadline);
     if (::fstat(fd.get(), &info) != 0 || ::rename(temporary.c_str(), path_.c_str()) != 0) {
       file_failure("create the key file", path_, errno);
     }
@@ -81,7 +81,8 @@ KeyFile::~KeyFile() {
   if (::stat(path_.c_str(), &info) == 0 && info.st_dev == device_ && info.st_ino == inode_) ::unlink(path_.c_str());
 }
 
-KeySource::KeySource(const KeyOptions& options, const std::string& socket, const Deadline& deadline) {
+KeySource::KeySource(const KeyOptions& options, const std::string& socket, const Deadline& deadline)
+    : deadline_(deadline) {
   const char* variable = std::getenv("GPULOAN_KEY");
   if (options.fd >= 0) {
     name_ = "the key's FD " + std::to_string(options.fd);
@@ -108,7 +109,7 @@ std::optional<gpuloan_key> KeySource::read() const {
   const Fd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0 && errno == ENOENT) return std::nullopt;
   if (fd.get() < 0) refuse("cannot open " + name_ + ": " + std::strerror(errno));
-  return parse(read_text(fd.get(), kMaxKeyText, path_));
+  return parse(read_text(fd.get(), kMaxKeyText, path_, deadline_));
 }
 
 } // namespace gpuloan::tool

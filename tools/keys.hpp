@@ -24,7 +24,7 @@ struct KeyOptions {
 // at the end of this object's life if the path still is this file.
 class KeyFile {
  public:
-  KeyFile(std::string path, const gpuloan_key& key);
+  KeyFile(std::string path, const gpuloan_key& key, const Deadline& deadline);
   KeyFile(const KeyFile&) = delete;
   KeyFile& operator=(const KeyFile&) = delete;
   ~KeyFile();
@@ -35,7 +35,7 @@ class KeyFile {
   dev_t device_ = 0;
   ino_t inode_ = 0;
 };
-void write_key(int fd, const gpuloan_key& key);
+void write_key(int fd, const gpuloan_key& key, const Deadline& deadline);
 
 // Borrower: where the key comes from, in this order: --key-file, --key-fd, GPULOAN_KEY, the file beside the socket.
 class KeySource {
@@ -49,6 +49,7 @@ class KeySource {
  private:
   [[nodiscard]] gpuloan_key parse(const std::string& text) const;
   std::string path_, name_;
+  const Deadline& deadline_;
   std::optional<gpuloan_key> fixed_;
 };
 

@@ -26,7 +26,7 @@ class Lender {
   explicit Lender(const LendOptions& options)
       : options_(options),
         deadline_(options.common.timeout_ms),
-        source_(open_file(options.from)),
+        source_(open_file(options.from, deadline_)),
         session_(open_session(options.common, options.loans, GPULOAN_ROLE_EXPORTER)),
         cuda_(session_.driver, options.common.device),
         io_(&cuda_) {}
@@ -84,9 +84,9 @@ class Lender {
     listen_at(path);
     const gpuloan_key key = attempt("cannot make a key", [&] { return session_.context.invite("borrower"); });
     if (options_.meet.key.fd >= 0) {
-      write_key(options_.meet.key.fd, key);
+      write_key(options_.meet.key.fd, key, deadline_);
     } else {
-      key_file_ = std::make_unique<KeyFile>(options_.meet.key.file_for(path), key);
+      key_file_ = std::make_unique<KeyFile>(options_.meet.key.file_for(path), key, deadline_);
     }
   }
 

@@ -107,7 +107,7 @@ Fact find_files() {
           std::to_string(limit.rlim_cur) + " (RLIMIT_NOFILE)" + (good ? "" : "; raise it with 'ulimit -n'")};
 }
 
-Findings look(const CommonOptions& common) {
+Findings look(const CommonOptions& common, bool one_device) {
   Findings found;
   utsname name = {};
   ::uname(&name);
@@ -115,14 +115,14 @@ Findings look(const CommonOptions& common) {
   found.kernel = {find_io_uring(), find_pidfd(), find_seals(), find_files()};
   try {
     found.driver = probe_driver(common.driver_or_null());
-    for (std::uint32_t ordinal = 0; ordinal < found.driver.devices; ++ordinal) {
+    const auto count = static_cast<std::int32_t>(found.driver.devices);
+    if (count == 0) throw Failure(ExitNoDriver, "the driver works but shows no device; check CUDA_VISIBLE_DEVICES");
+    for (std::int32_t ordinal = one_device ? common.device : 0; ordinal < (one_device ? common.device + 1 : count); ++ordinal) {
       auto info = init<gpuloan_device_info>();
       attempt("cannot probe device " + std::to_string(ordinal),
-              [&] { check(gpuloan_device_probe(common.driver_or_null(), static_cast<std::int32_t>(ordinal), &info)); });
+              [&] { check(gpuloan_device_probe(common.driver_or_null(), ordinal, &info)); });
       found.devices.push_back(info);
     }
-    if (found.devices.empty())
-      throw Failure(ExitNoDriver, "the driver works but shows no device; check CUDA_VISIBLE_DEVICES");
   } catch (const Failure& failure) {
     found.code = failure.code();
     found.driver_error = failure.what();
@@ -205,7 +205,7 @@ int probe(Arguments arguments) {
                 "something is missing. Makes no CUDA context.");
   common.add_to(parser);
   if (!parser.parse(arguments)) return ExitOk;
-  const Findings found = look(common);
+  const Findings found = look(common, parser.given("device"));
   common.json ? print_json(found) : print_text(found);
   std::fflush(stdout);
   if (!found.driver_error.empty()) std::fprintf(stderr, "gpuloan probe: %s\n", found.driver_error.c_str());

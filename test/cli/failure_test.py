@@ -174,6 +174,34 @@ class FailureTest(CliTest):
         self.assertEqual(len(os.read(reader, 1)), 1)
         return borrow, reader
 
+    def test_files_that_keep_waiting(self):
+        """Pipes without another end, and a file without an end: --timeout holds for them too."""
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        self.env["TMPDIR"] = str(self.folder)
+        for source in (pipe, "/dev/zero"):
+            result = self.finish(self.start("lend", "--socket", self.socket, "--from", source, "--timeout", "0.3"))
+            self.expect(result, "timeout", f"cannot read '{source}' within 0.3 s")
+            self.in_time(result, 0.3)
+        read_end, write_end = os.pipe()
+        result = self.finish(self.start("demo", "-", "--timeout", "0.3", stdin=read_end))
+        os.close(read_end)
+        os.close(write_end)
+        self.expect(result, "timeout", "cannot read 'standard input' within 0.3 s")
+        result = self.finish(self.borrow("--to", pipe, "--timeout", "0.3"))
+        self.expect(result, "timeout", f"cannot open '{pipe}' within 0.3 s")
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["from", "pipe"])
+
+    def test_output_that_nobody_reads(self):
+        lend = self.listening()
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        borrow = self.start("borrow", "--socket", self.socket, "--to", pipe, "--timeout", "1")
+        reader = os.open(pipe, os.O_RDONLY)
+        self.expect(self.finish(borrow), "timeout", f"cannot write '{pipe}' within 1 s")
+        os.close(reader)
+        self.assertIn(self.finish(lend).code, (EXIT["loan-failed"], EXIT["peer-lost"]))
+
     def test_borrower_dies_in_the_middle(self):
         lend = self.listening()
         borrow, reader = self.stuck_borrower()

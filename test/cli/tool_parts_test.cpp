@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // The parts of the command that need no library: option parsing, JSON, SHA-256, the fill pattern, exit codes.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include "exit_codes.hpp"

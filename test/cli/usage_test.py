@@ -41,6 +41,14 @@ class UsageTest(CliTest):
             for option in re.findall(r"^  (--[a-z-]+)", self.run_cli(command, "--help").out, re.MULTILINE):
                 self.assertIn(f"*{option}*", page, f"{command} {option}")
 
+    def test_probe_of_one_device(self):
+        self.env["GPULOAN_SIM_DEVICES"] = "3"
+        ordinals = lambda *arguments: [device["ordinal"] for device in
+                                       self.expect_ok(self.run_cli("probe", "--json", *arguments)).json["devices"]]
+        self.assertEqual(ordinals(), [0, 1, 2])
+        self.assertEqual(ordinals("--device", "1"), [1])
+        self.assertEqual(self.run_cli("probe", "--device", "3").code, EXIT["no-driver"])
+
     def test_version(self):
         self.assertRegex(self.expect_ok(self.run_cli("--version")).out, r"\Agpuloan \d+\.\d+\.\d+\n\Z")
 
