@@ -32,7 +32,16 @@ struct Arguments {
 };
 
 template <typename Value>
-Value parse(std::string_view text, std::initializer_list<std::pair<const char*, Value>> choices) {
+struct Choice {
+  const char* name;
+  Value value;
+};
+constexpr Choice<gpuloan_rung> kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"host", GPULOAN_RUNG_HOST}};
+constexpr Choice<gpuloan_gate> kGates[] = {{"memop", GPULOAN_GATE_MEMOP}, {"event", GPULOAN_GATE_EVENT}, {"host", GPULOAN_GATE_HOST}};
+constexpr Choice<gpuloan_engine> kEngines[] = {{"epoll", GPULOAN_ENGINE_EPOLL}, {"io_uring", GPULOAN_ENGINE_IO_URING}};
+
+template <typename Value, std::size_t Count>
+Value parse(std::string_view text, const Choice<Value> (&choices)[Count]) {
   std::string names;
   for (const auto& [name, value] : choices) {
     if (text == name) return value;
@@ -60,9 +69,9 @@ Arguments parse_arguments(int count, char** words) {
     else if (word == "--victim" && left >= 2) parse_pair(out, words + at + 1, out.victim), at += 2;
     else if (word == "--driver" && left >= 1) out.cell.driver = words[++at];
     else if (word == "--only" && left >= 1) out.only = words[++at];
-    else if (word == "--rung" && left >= 1) out.cell.rung = parse<gpuloan_rung>(words[++at], {{"vmm", GPULOAN_RUNG_VMM}, {"host", GPULOAN_RUNG_HOST}});
-    else if (word == "--gate" && left >= 1) out.cell.gate = parse<gpuloan_gate>(words[++at], {{"memop", GPULOAN_GATE_MEMOP}, {"event", GPULOAN_GATE_EVENT}, {"host", GPULOAN_GATE_HOST}});
-    else if (word == "--engine" && left >= 1) out.cell.engine = parse<gpuloan_engine>(words[++at], {{"epoll", GPULOAN_ENGINE_EPOLL}, {"io_uring", GPULOAN_ENGINE_IO_URING}});
+    else if (word == "--rung" && left >= 1) out.cell.rung = parse(words[++at], kRungs);
+    else if (word == "--gate" && left >= 1) out.cell.gate = parse(words[++at], kGates);
+    else if (word == "--engine" && left >= 1) out.cell.engine = parse(words[++at], kEngines);
     else fail("the argument '" + std::string(word) + "' is not understood; the head of main.cpp lists them");
   }
   return out;
@@ -152,10 +161,10 @@ std::string summary(const Outcome& outcome) {
 
 int run_all(const Arguments& arguments) {
   std::vector<Outcome> outcomes;
-  for (const gpuloan_rung rung : {GPULOAN_RUNG_VMM, GPULOAN_RUNG_HOST}) {
-    for (const gpuloan_gate gate : {GPULOAN_GATE_MEMOP, GPULOAN_GATE_EVENT, GPULOAN_GATE_HOST}) {
-      for (const gpuloan_engine engine : {GPULOAN_ENGINE_EPOLL, GPULOAN_ENGINE_IO_URING}) {
-        outcomes.push_back(run_apart({arguments.cell.driver, rung, gate, engine}, arguments.only));
+  for (const auto& rung : kRungs) {
+    for (const auto& gate : kGates) {
+      for (const auto& engine : kEngines) {
+        outcomes.push_back(run_apart({arguments.cell.driver, rung.value, gate.value, engine.value}, arguments.only));
         std::printf("%s\n", outcomes.back().output.c_str());
         std::fflush(stdout);
       }

@@ -26,8 +26,8 @@ constexpr std::uint64_t kBytes = 70'001;
 // Both sides in this process, with a loan that is held and one that is only offered.
 struct Scene {
   explicit Scene(const Bench& bench)
-      : exporter(bench), worker(bench), peer(exporter.attach(worker)), region(peer, kBytes), upload(bench, region), held(lend(bench, peer, region, {})),
-        open(lend(bench, peer, region, {.keep_open = true})), loan(worker.offered(held)), waiting(worker.offered(open)) {
+      : exporter(bench), worker(bench), peer(exporter.attach(worker)), region(peer, kBytes), upload(bench, region),
+        held(lend(bench, peer, region, {})), open(lend(bench, peer, region, {.keep_open = true})), loan(worker.offered(held)), waiting(worker.offered(open)) {
     loan.acquire();
     static_cast<void>(worker.request(kBytes));
     request = exporter.event(GPULOAN_EVENT_REQUEST).request;

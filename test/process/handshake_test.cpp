@@ -359,8 +359,10 @@ void other_paths(const Bench& bench) {
   std::ifstream(file) >> text;
   expect(text == "precious", "an ordinary file was replaced");
   expect_status(gpuloan_context_listen(exporter.get(), folder.path().c_str()), GPULOAN_ERR_INVALID, "listen at a folder");
-  expect_status(gpuloan_context_listen(exporter.get(), (folder.path() + "/" + std::string(120, 'x')).c_str()), GPULOAN_ERR_INVALID, "a path that is too long");
-  expect(gpuloan_context_listen(exporter.get(), (folder.path() + "/no/such/folder").c_str()) != GPULOAN_OK, "listen in a folder that does not exist");
+  const std::string long_path = folder.path() + "/" + std::string(120, 'x');
+  expect_status(gpuloan_context_listen(exporter.get(), long_path.c_str()), GPULOAN_ERR_INVALID, "a path that is too long");
+  const std::string no_folder = folder.path() + "/no/such/folder";
+  expect(gpuloan_context_listen(exporter.get(), no_folder.c_str()) != GPULOAN_OK, "listen in a folder that does not exist");
   Guest guest;
   expect_status(guest.connect(folder.path() + "/nobody", nullptr), GPULOAN_ERR_CONNECT, "connect to nothing");
   expect_status(guest.connect(file, nullptr), GPULOAN_ERR_CONNECT, "connect to an ordinary file");

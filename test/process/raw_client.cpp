@@ -52,7 +52,9 @@ RawClient RawClient::connect(const std::string& path) {
   address.sun_family = AF_UNIX;
   expect(path.size() < sizeof address.sun_path, "the path is too long");
   std::memcpy(address.sun_path, path.c_str(), path.size());
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) fail(std::string("connect: ") + std::strerror(errno));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    fail(std::string("connect: ") + std::strerror(errno));
+  }
   return RawClient(std::move(socket));
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Socket files: listening, taking over a stale one, leaving others' files alone, connecting, the limit on a path.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <base/clock.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // parse_control: what it reads from a good buffer, and that no bytes make it leave its bounds or lose a descriptor.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <channel/control.hpp>

@@ -2,7 +2,6 @@
 //
 // decode() against peers that lie: every field of the header wrong in turn, counts that do not match what came, what
 // the kernel cut off. Whatever is refused, no descriptor stays open.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <channel/rules.hpp>

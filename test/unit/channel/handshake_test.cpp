@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // check_hello and check_welcome: each refusal, the order in which they come, and what is read from a good record.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <channel/handshake.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // KeyRing: each state of a key and each thing that can happen to it.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <channel/handshake.hpp>

@@ -2,7 +2,6 @@
 //
 // Sizes and offsets of all wire structs, type numbers and constants against frozen literals; and that the fields of each
 // struct cover it without a gap, so that no padding, and nothing uninitialised in it, crosses the wire.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include "wire_table.hpp"

@@ -2,7 +2,6 @@
 //
 // docs/protocol.md against the code: every type by number and name, every field by offset, size and name in the section
 // of its record, every limit. GPULOAN_PROTOCOL_MD in the environment names another file than the one built in.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include "wire_table.hpp"

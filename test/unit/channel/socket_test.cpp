@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Records over real sockets: sending, full and lost sockets, who the sender is, what an inherited descriptor must be.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <channel/handshake.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Floors and the choice of a device, on the recorder: each floor off for each reason it can be off for.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include "recorder.hpp"

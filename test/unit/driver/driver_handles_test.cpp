@@ -2,7 +2,6 @@
 //
 // The owners of driver objects on the recorder: which calls, in which order, in which context, and what is left when any
 // one of them fails.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include "recorder.hpp"

@@ -3,7 +3,6 @@
 // The owners of driver objects on a driver that works: the one that GPULOAN_DRIVER names, else the simulated one of this
 // build tree. Skipped (77) where neither can be opened. What is checked here is that the calls, as gpuloan makes them,
 // are ones that a driver takes, and that bytes arrive; the driver's behaviour is the conformance suite's business.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <base/mapping.hpp>

@@ -2,7 +2,6 @@
 //
 // Which driver is opened, and what is said about one that cannot be used. Every case runs driver_show in a process of
 // its own, on fake libraries (fake_libcuda.cpp); texts are checked by the words a reader acts on: path, number, remedy.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <gpuloan/gpuloan.h>

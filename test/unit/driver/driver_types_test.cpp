@@ -5,7 +5,6 @@
 // Read from cuda.h of CUDA 13.0 (CUDA_VERSION 13000), Linux x86-64, by a C program that printed sizeof, offsetof and
 // the values; the same run compared the number, size and kind of every parameter in symbols.inc with the prototype of
 // the exported name. The header is not needed here: only its numbers are.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <driver/driver.hpp>

@@ -2,7 +2,6 @@
 //
 // The two state machines against what the contract says of every (state, event) pair. The expectation is written as the
 // transitions that exist and the pairs that are too late to matter; every other pair is illegal.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <loan/state.hpp>

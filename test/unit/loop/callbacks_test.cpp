@@ -3,7 +3,6 @@
 // Engine contract, second part: callbacks that change the loop under its feet. Nothing reaches the handler after
 // remove(), no descriptor that arrived for a removed socket stays open, and a removed descriptor's file is let go of at
 // once.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <stdexcept>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // make_engine: who decides, what the reason says, and that nobody gets another engine than the one asked for by name.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <cstdlib>

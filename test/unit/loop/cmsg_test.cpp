@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // The walk over a control buffer: well-formed buffers, and bytes that nobody should send.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <random>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Engine contract, first part: what arrives. Messages, descriptors, loss that is visible, the end of a peer.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <sys/eventfd.h>

@@ -3,7 +3,6 @@
 // Machines that forbid io_uring, made with seccomp and RLIMIT_MEMLOCK: AUTO takes epoll and names the step that failed;
 // io_uring by name is an error with the same sentence. Each case runs in a forked child, since a filter is for good. The
 // parent never tries io_uring itself: its success would be remembered.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "support.hpp"
 
 #include <csignal>

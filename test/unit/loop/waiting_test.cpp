@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Engine contract, third part: waiting. Readable descriptors, room to write, wake-ups, time limits, signals, fork.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "support.hpp"
 
 #include <base/clock.hpp>

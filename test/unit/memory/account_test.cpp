@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // What an account counts, what it refuses and what it says then; that one name is one account while it is in use.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <memory/account.hpp>

@@ -3,7 +3,6 @@
 // The arena on a driver that really has memory: the simulated one that GPULOAN_SIM_LIBRARY names. Regions are written and
 // read on streams, a second mapping of a chunk shows the same bytes, memory comes back, warm loops make no driver call.
 // Exit code 77 (skip) without the library.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <base/reaper.hpp>
 #include <doctest/doctest.h>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Regions: sizes, places, addresses, errors; what a warm arena costs in driver calls (nothing).
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "arena_fixture.hpp"
 
 #include <cstring>

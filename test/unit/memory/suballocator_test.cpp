@@ -2,7 +2,6 @@
 //
 // The suballocator against a bitmap of its units: the model allocates first fit by looking at every unit, so each answer,
 // also "no room", has to be the same. Seeds are fixed; a failure names its seed.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <memory/suballocator.hpp>
