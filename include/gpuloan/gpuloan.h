@@ -510,7 +510,10 @@ enum gpuloan_floor { /* bits: capabilities probed on the device, never assumed f
   GPULOAN_FLOOR_MEMOPS = 1u << 1,        /* 64-bit stream memory operations: the memop gate */
   GPULOAN_FLOOR_IPC_EVENTS = 1u << 2,    /* interprocess events: the event gate */
   GPULOAN_FLOOR_HOST_REGISTER = 1u << 3, /* registering host memory: pinned rings and control words */
-  GPULOAN_FLOOR_CAPTURE_QUERY = 1u << 4  /* asking whether a stream is in capture */
+  GPULOAN_FLOOR_CAPTURE_QUERY = 1u << 4, /* asking whether a stream is in capture */
+  GPULOAN_FLOOR_FOREIGN_VMM = 1u << 5,   /* exporting VMM memory that another allocator made */
+  GPULOAN_FLOOR_IPC_MEMORY = 1u << 6,    /* legacy memory handles: the ipc rung */
+  GPULOAN_FLOOR_POOLS = 1u << 7          /* memory pools with POSIX FD handles */
 };
 
 typedef struct gpuloan_device_info {

@@ -18,6 +18,9 @@ const char* group_name(Group group) noexcept {
     case Group::MemOps: return "stream memory operations";
     case Group::IpcEvents: return "interprocess events";
     case Group::HostRegister: return "host memory registration";
+    case Group::ForeignVmm: return "export of VMM memory that others made";
+    case Group::IpcMemory: return "legacy memory handles";
+    case Group::Pools: return "memory pools";
     case Group::Count: break;
   }
   return "unknown";

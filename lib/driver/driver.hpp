@@ -14,7 +14,7 @@ namespace gpuloan::driver {
 using namespace gpuloan::cuda;
 
 // What is lost when one of its optional symbols is missing.
-enum class Group : unsigned { Core, Copy, Info, Capture, Vmm, MemOps, IpcEvents, HostRegister, Count };
+enum class Group : unsigned { Core, Copy, Info, Capture, Vmm, MemOps, IpcEvents, HostRegister, ForeignVmm, IpcMemory, Pools, Count };
 [[nodiscard]] const char* group_name(Group group) noexcept;
 
 struct Table {

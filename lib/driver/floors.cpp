@@ -5,11 +5,15 @@
 // nothing. No context is made.
 #include <driver/gpu.hpp>
 
+#include <cstdlib>
+#include <unistd.h>
+
 namespace gpuloan::driver {
 namespace {
 
 constexpr std::uint32_t kAll = GPULOAN_FLOOR_VMM | GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_IPC_EVENTS |
-                               GPULOAN_FLOOR_HOST_REGISTER | GPULOAN_FLOOR_CAPTURE_QUERY;
+                               GPULOAN_FLOOR_HOST_REGISTER | GPULOAN_FLOOR_CAPTURE_QUERY |
+                               GPULOAN_FLOOR_FOREIGN_VMM | GPULOAN_FLOOR_IPC_MEMORY | GPULOAN_FLOOR_POOLS;
 
 class Prober {
  public:
@@ -29,6 +33,9 @@ class Prober {
   [[nodiscard]] std::string memops() const;
   [[nodiscard]] std::string ipc_events() const;
   [[nodiscard]] std::string host_register() const;
+  [[nodiscard]] std::string ipc_memory() const;
+  [[nodiscard]] std::string pools() const;
+  [[nodiscard]] bool mps() const;
   [[nodiscard]] std::string lacks(Group group) const {
     return driver_.has(group) ? std::string() : "the driver lacks " + driver_.missing(group);
   }
@@ -73,6 +80,27 @@ std::string Prober::host_register() const {
   return "device attributes 99 and 91 (registering host memory) are off";
 }
 
+std::string Prober::ipc_memory() const {
+  if (auto why = lacks(Group::IpcMemory); !why.empty()) return why;
+  if (attribute(AttrIntegrated) != 0) return "the device is integrated: it has no legacy memory handles (K4)";
+  return attribute(AttrUnifiedAddressing) != 0 ? "" : "device attribute 41 (unified addressing) is off";
+}
+
+std::string Prober::pools() const {
+  if (auto why = lacks(Group::Pools); !why.empty()) return why;
+  if (attribute(AttrMemoryPools) == 0) return "device attribute 115 (memory pools) is off";
+  return (attribute(AttrPoolHandleTypes) & HandlePosixFd) != 0 ? "" : "device attribute 119 (pool handles) lacks file descriptors";
+}
+
+// Older drivers do not know the attribute; there the control daemon's pipe tells.
+bool Prober::mps() const {
+  int value = 0;
+  if (query(AttrMpsEnabled, value)) return value != 0;
+  const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const std::string pipe = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp/nvidia-mps") + "/control";
+  return ::access(pipe.c_str(), F_OK) == 0;
+}
+
 void settle(Floors& floors, gpuloan_floor floor, const char* lost, const std::string& why) {
   if (why.empty()) {
     floors.bits |= static_cast<std::uint32_t>(floor);
@@ -109,6 +137,10 @@ Result<Floors> probe_floors(const Driver& driver, int ordinal) {
          probe.host_register());
   settle(floors, GPULOAN_FLOOR_CAPTURE_QUERY, "streams in graph capture are not recognised, do not pass any",
          probe.lacks(Group::Capture));
+  settle(floors, GPULOAN_FLOOR_FOREIGN_VMM, "VMM memory of other allocators is copied", probe.lacks(Group::ForeignVmm));
+  settle(floors, GPULOAN_FLOOR_IPC_MEMORY, "cuMemAlloc memory is copied (no ipc rung)", probe.ipc_memory());
+  settle(floors, GPULOAN_FLOOR_POOLS, "pool memory is copied (no pool rung)", probe.pools());
+  floors.mps = probe.mps();
   floors.missing = kAll & ~floors.bits;
   return floors;
 }

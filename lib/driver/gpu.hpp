@@ -23,6 +23,7 @@ struct Floors {
   std::size_t total_bytes = 0;
   int compute_mode = 0;
   int integrated = 0;
+  bool mps = false; // processes share one server process: a dead one's work cannot be told from the others' (S2)
   Uuid uuid = {};
   std::string name;
   [[nodiscard]] bool has(gpuloan_floor floor) const noexcept { return (bits & static_cast<std::uint32_t>(floor)) != 0; }

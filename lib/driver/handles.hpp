@@ -9,6 +9,7 @@
 #include <driver/gpu.hpp>
 
 #include <span>
+#include <vector>
 
 namespace gpuloan::driver {
 
@@ -59,6 +60,9 @@ class VmmHandle {
   // `bytes` is a multiple of the granularity. DEVICE_MEMORY names the size and what is free.
   [[nodiscard]] static Result<VmmHandle> create(std::shared_ptr<Gpu> gpu, std::size_t bytes);
   [[nodiscard]] static Result<VmmHandle> import_fd(std::shared_ptr<Gpu> gpu, int fd, std::size_t bytes);
+  // A handle of our own to the memory mapped at `address`, whoever made it; `bytes` of it are mapped there. INVALID for
+  // memory that was not made through VMM (V6).
+  [[nodiscard]] static Result<VmmHandle> retain(std::shared_ptr<Gpu> gpu, DevicePtr address, std::size_t bytes);
   VmmHandle(VmmHandle&& other) noexcept;
   VmmHandle& operator=(VmmHandle&& other) noexcept;
   ~VmmHandle();
@@ -66,6 +70,7 @@ class VmmHandle {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] explicit operator bool() const noexcept { return gpu_ != nullptr; }
   [[nodiscard]] Result<UniqueFd> export_fd() const; // CLOEXEC is set at once
+  [[nodiscard]] Result<int> handle_types() const;   // HandleType bits that it was made with
 
  private:
   std::shared_ptr<Gpu> gpu_;
@@ -89,6 +94,42 @@ class VmmMapping {
   std::shared_ptr<Gpu> gpu_;
   DevicePtr pointer_ = 0;
   std::size_t bytes_ = 0;
+};
+
+// A reserved address range with several handles mapped one behind the other, each whole (V10).
+class VmmRange {
+ public:
+  VmmRange() noexcept = default;
+  [[nodiscard]] static Result<VmmRange> map(std::shared_ptr<Gpu> gpu, std::span<const VmmHandle> handles, AccessFlags access);
+  VmmRange(VmmRange&& other) noexcept;
+  VmmRange& operator=(VmmRange&& other) noexcept;
+  ~VmmRange(); // as VmmMapping
+  [[nodiscard]] DevicePtr pointer() const noexcept { return pointer_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return pointer_ != 0; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  DevicePtr pointer_ = 0;
+  std::size_t bytes_ = 0;
+  std::vector<std::size_t> pieces_; // mapped so far, by size
+};
+
+// Memory of another process that cuMemAlloc made, opened whole by its legacy handle; `handle` names the block's base.
+class IpcMapping {
+ public:
+  IpcMapping() noexcept = default;
+  // The handle of the block that `pointer` lies in; the same for every pointer into it.
+  [[nodiscard]] static Result<IpcMemHandle> handle_of(Gpu& gpu, DevicePtr pointer);
+  [[nodiscard]] static Result<IpcMapping> open(std::shared_ptr<Gpu> gpu, const IpcMemHandle& handle);
+  IpcMapping(IpcMapping&& other) noexcept;
+  IpcMapping& operator=(IpcMapping&& other) noexcept;
+  ~IpcMapping(); // waits for all work of the context, as cuMemFree does (measured)
+  [[nodiscard]] DevicePtr pointer() const noexcept { return pointer_; } // of the block's base
+  [[nodiscard]] explicit operator bool() const noexcept { return pointer_ != 0; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  DevicePtr pointer_ = 0;
 };
 
 // Host memory registered with the device; the memory itself belongs to somebody else and must outlive this.

@@ -79,6 +79,27 @@ Result<VmmHandle> VmmHandle::import_fd(std::shared_ptr<Gpu> gpu, int fd, std::si
   return made;
 }
 
+Result<VmmHandle> VmmHandle::retain(std::shared_ptr<Gpu> gpu, DevicePtr address, std::size_t bytes) {
+  const Driver& driver = gpu->driver();
+  GPULOAN_TRY(require(driver, Group::ForeignVmm));
+  const Gpu::Scope scope(*gpu);
+  GPULOAN_TRY(scope.ok());
+  VmmHandle made;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver wants the address as a pointer
+  const CuResult code = driver.call.cuMemRetainAllocationHandle(&made.handle_, reinterpret_cast<void*>(address));
+  if (code == InvalidValue) return fail(GPULOAN_ERR_INVALID, "the memory was not made through VMM");
+  GPULOAN_TRY(driver.check("cuMemRetainAllocationHandle", code));
+  made.bytes_ = bytes;
+  made.gpu_ = std::move(gpu);
+  return made;
+}
+
+Result<int> VmmHandle::handle_types() const {
+  AllocationProp prop = {};
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemGetAllocationPropertiesFromHandle, &prop, handle_));
+  return prop.requested_handle_types;
+}
+
 VmmHandle::VmmHandle(VmmHandle&& other) noexcept
     : gpu_(std::move(other.gpu_)), handle_(std::exchange(other.handle_, 0)), bytes_(std::exchange(other.bytes_, 0)) {}
 
@@ -154,6 +175,56 @@ VmmMapping::~VmmMapping() {
   if (!scope.ok()) return;
   const Table& call = gpu_->driver().call;
   if (call.cuMemUnmap(pointer_, bytes_) == Success) call.cuMemAddressFree(pointer_, bytes_);
+}
+
+// What is mapped is taken back by the destructor, wherever this stops.
+Result<VmmRange> VmmRange::map(std::shared_ptr<Gpu> gpu, std::span<const VmmHandle> handles, AccessFlags access) {
+  const Driver& driver = gpu->driver();
+  GPULOAN_TRY(require(driver, Group::Vmm));
+  const Gpu::Scope scope(*gpu);
+  GPULOAN_TRY(scope.ok());
+  VmmRange made;
+  for (const VmmHandle& handle : handles) made.bytes_ += handle.bytes();
+  if (const CuResult code = driver.call.cuMemAddressReserve(&made.pointer_, made.bytes_, 0, 0, 0); code != Success) {
+    return std::unexpected(reserve_error(driver, code, made.bytes_));
+  }
+  const AccessDesc desc = {{LocationDevice, gpu->device()}, access};
+  made.gpu_ = std::move(gpu);
+  DevicePtr at = made.pointer_;
+  for (const VmmHandle& handle : handles) {
+    GPULOAN_TRY(GPULOAN_CU(driver, cuMemMap, at, handle.bytes(), 0, handle.get(), 0));
+    made.pieces_.push_back(handle.bytes());
+    at += handle.bytes();
+  }
+  GPULOAN_TRY(GPULOAN_CU(driver, cuMemSetAccess, made.pointer_, made.bytes_, &desc, 1));
+  return made;
+}
+
+VmmRange::VmmRange(VmmRange&& other) noexcept
+    : gpu_(std::move(other.gpu_)), pointer_(std::exchange(other.pointer_, 0)), bytes_(std::exchange(other.bytes_, 0)),
+      pieces_(std::move(other.pieces_)) {}
+
+VmmRange& VmmRange::operator=(VmmRange&& other) noexcept {
+  VmmRange taken(std::move(other));
+  std::swap(gpu_, taken.gpu_);
+  std::swap(pointer_, taken.pointer_);
+  std::swap(bytes_, taken.bytes_);
+  std::swap(pieces_, taken.pieces_);
+  return *this;
+}
+
+VmmRange::~VmmRange() {
+  if (pointer_ == 0 || !calls_allowed()) return;
+  const Gpu::Scope scope(*gpu_);
+  if (!scope.ok()) return;
+  const Table& call = gpu_->driver().call;
+  DevicePtr at = pointer_;
+  bool clean = true;
+  for (const std::size_t bytes : pieces_) {
+    clean = call.cuMemUnmap(at, bytes) == Success && clean;
+    at += bytes;
+  }
+  if (clean) call.cuMemAddressFree(pointer_, bytes_); // else the addresses are lost, which costs nothing but addresses
 }
 
 } // namespace gpuloan::driver

@@ -19,9 +19,11 @@ using MemHandle = std::uint64_t; // CUmemGenericAllocationHandle
 struct ContextRec;
 struct StreamRec;
 struct EventRec;
+struct PoolRec;
 using Context = ContextRec*;
 using Stream = StreamRec*;
 using Event = EventRec*;
+using Pool = PoolRec*; // CUmemoryPool
 
 // The two built-in streams. A NULL stream means the legacy default stream everywhere in gpuloan.
 inline Stream legacy_stream() noexcept { return reinterpret_cast<Stream>(std::uintptr_t{0x1}); }
@@ -73,6 +75,14 @@ struct IpcEventHandle {
   unsigned char reserved[64];
 };
 
+struct IpcMemHandle {
+  unsigned char reserved[64];
+};
+
+struct PoolPointer { // CUmemPoolPtrExportData
+  unsigned char reserved[64];
+};
+
 enum DeviceAttribute : int {
   AttrIntegrated = 18,
   AttrComputeMode = 20,
@@ -87,6 +97,7 @@ enum DeviceAttribute : int {
   AttrPoolHandleTypes = 119,
   AttrMemOps64 = 122,
   AttrIpcEvents = 125,
+  AttrMpsEnabled = 133,
 };
 
 enum StreamFlags : unsigned { StreamDefault = 0, StreamNonBlocking = 1 };
@@ -103,8 +114,12 @@ enum PointerAttribute : int {
   PointerBufferId = 7,
   PointerIsManaged = 8,
   PointerDeviceOrdinal = 9,
+  PointerLegacyIpcCapable = 10,
   PointerRangeStart = 11,
   PointerRangeSize = 12,
+  PointerMapped = 13,
+  PointerAllowedHandleTypes = 14, // HandleType bits
+  PointerMemPool = 17,            // the Pool it came from, null for none
 };
 enum MemoryType : unsigned { MemoryHost = 1, MemoryDevice = 2 };
 
@@ -131,6 +146,18 @@ struct AllocationProp {
     unsigned char reserved[4];
   } flags;
 };
+
+struct PoolProps { // CUmemPoolProps
+  int type;         // AllocationType
+  int handle_types; // HandleType bits
+  Location location;
+  void* win32_security;
+  std::size_t max_size;
+  unsigned short usage;
+  unsigned char reserved[54];
+};
+enum PoolAttribute : int { PoolReleaseThreshold = 4, PoolReservedBytes = 5, PoolUsedBytes = 7 };
+enum IpcMemFlags : unsigned { IpcMemLazyPeerAccess = 1 };
 
 struct AccessDesc {
   Location location;

@@ -84,9 +84,9 @@ CuResult account_open(FileIdentity identity, std::uint64_t size, Account& out) {
   const auto entry = std::find_if(all.begin(), all.end(), [&](const AllocationEntry& candidate) {
     return candidate.state != EntryState::Free && candidate.ino == identity.ino && candidate.dev == identity.dev;
   });
-  if (entry == all.end() || entry->size != size) return Unknown;
+  if (entry == all.end() || entry->size > size) return Unknown; // a file has whole pages
   // The exporter let go while the descriptor was on its way; its bytes were free in between.
-  if (entry->state == EntryState::Ghost && !has_room(file, entry->device, size)) return OutOfMemory;
+  if (entry->state == EntryState::Ghost && !has_room(file, entry->device, entry->size)) return OutOfMemory;
   const auto id = static_cast<std::uint32_t>(entry - all.begin());
   file.hold(StateFile::allocation_byte(id));
   entry->state = EntryState::Used;

@@ -5,16 +5,12 @@
 // known.
 #pragma once
 
+#include <sim/file_identity.hpp>
 #include <sim/rows.hpp>
 
 #include <cstdint>
 
 namespace gpuloan::sim {
-
-struct FileIdentity {
-  std::uint64_t dev = 0;
-  std::uint64_t ino = 0;
-};
 
 struct Account {
   std::uint32_t id = 0;

@@ -63,6 +63,7 @@ CuResult AddressSpace::map(DevicePtr start, std::size_t bytes, std::shared_ptr<C
   range.size = bytes;
   range.data = chunk->data();
   range.physical = chunk->physical();
+  range.handle_types = chunk->fd() >= 0 ? HandlePosixFd : HandleNone;
   range.chunk = std::move(chunk);
   insert(std::move(range));
   return Success;
@@ -89,38 +90,75 @@ CuResult AddressSpace::set_access(DevicePtr start, std::size_t bytes, int physic
   return Success;
 }
 
-CuResult AddressSpace::allocate(std::shared_ptr<Chunk> chunk, std::size_t bytes, std::uint64_t context,
-                                DevicePtr& out) {
-  DevicePtr start = 0;
-  if (const CuResult result = reserve(chunk->size(), kAlignment, start)) return result;
-  const std::lock_guard lock(mutex_);
-  reservations_[start].owned = true;
-  Range range;
-  range.kind = RangeKind::Allocated;
-  range.start = start;
-  range.size = bytes;
-  range.data = chunk->data();
-  range.physical = chunk->physical();
-  range.context = context;
-  range.chunk = std::move(chunk);
-  range.access.fill(AccessReadWrite);
-  insert(std::move(range));
-  out = start;
+CuResult AddressSpace::allocate(Range range, DevicePtr& out) {
+  if (const CuResult result = set_aside(range.chunk->size(), range.start)) return result;
+  out = range.start;
+  place(std::move(range));
   return Success;
 }
 
-CuResult AddressSpace::free(DevicePtr start) {
+CuResult AddressSpace::free(DevicePtr start, RangeKind kind) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = ranges_.find(start);
+    if (found == ranges_.end() || found->second->kind != kind) return InvalidValue;
+    if (found->second->uses == 0) return InvalidValue; // another thread is at it
+    if (--found->second->uses > 0) return Success;
+  }
+  if (!withdraw(start, kind)) return InvalidValue;
+  forsake(start);
+  return Success;
+}
+
+bool AddressSpace::use_again(RangeKind kind, FileIdentity file, std::uint64_t context, DevicePtr& out) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [start, range] : ranges_) {
+    if (range->kind != kind || range->context != context || range->uses == 0 || range->name.file != file) continue;
+    ++range->uses;
+    out = start;
+    return true;
+  }
+  return false;
+}
+
+CuResult AddressSpace::set_aside(std::size_t bytes, DevicePtr& out) {
+  if (const CuResult result = reserve(bytes, kAlignment, out)) return result;
+  const std::lock_guard lock(mutex_);
+  reservations_[out].owned = true;
+  return Success;
+}
+
+bool AddressSpace::withdraw(DevicePtr start, RangeKind kind) {
   std::vector<std::shared_ptr<Range>> ranges;
   std::unique_lock lock(mutex_);
   const auto found = ranges_.find(start);
-  if (found == ranges_.end() || found->second->kind != RangeKind::Allocated) return InvalidValue;
+  if (found == ranges_.end() || found->second->kind != kind) return false;
   ranges.push_back(found->second);
   remove(lock, ranges);
+  lock.unlock();
+  return true;
+}
+
+void AddressSpace::place(Range range) {
+  const std::lock_guard lock(mutex_);
+  range.data = range.chunk->data();
+  range.physical = range.chunk->physical();
+  range.name = name_file(range.chunk->fd(), range.chunk->file());
+  insert(std::move(range));
+}
+
+void AddressSpace::forsake(DevicePtr start) noexcept {
+  const std::lock_guard lock(mutex_);
   const auto reservation = reservations_.find(start);
   ::munmap(host_address(start), reservation->second.bytes);
   reservations_.erase(reservation);
-  lock.unlock();
-  return Success;
+}
+
+void AddressSpace::set_pool_access(std::uint64_t pool, int physical, int access) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [start, range] : ranges_) {
+    if (range->pool == pool) range->access[static_cast<std::size_t>(physical)] = access;
+  }
 }
 
 CuResult AddressSpace::add_host(void* start, std::size_t bytes, std::uint64_t context, int physical, bool owned) {
@@ -181,6 +219,12 @@ bool AddressSpace::find(DevicePtr address, Range& out) const {
   return range != nullptr;
 }
 
+std::shared_ptr<Chunk> AddressSpace::mapped_chunk(DevicePtr address) const {
+  const std::lock_guard lock(mutex_);
+  const auto range = lookup(address);
+  return range && range->kind == RangeKind::Mapped ? range->chunk : nullptr;
+}
+
 bool AddressSpace::covers(DevicePtr address, std::size_t bytes, int access, int physical) const {
   const std::lock_guard lock(mutex_);
   while (bytes > 0) {
@@ -226,11 +270,18 @@ CuResult AddressSpace::pin(DevicePtr address, std::size_t bytes, int access, int
 
 AddressSpace::Counts AddressSpace::counts() const {
   const std::lock_guard lock(mutex_);
-  Counts counts{reservations_.size(), 0, 0, 0};
+  Counts counts{};
+  for (const auto& [start, reservation] : reservations_) counts.reservations += reservation.owned ? 0U : 1U;
   for (const auto& [start, range] : ranges_) {
-    if (range->kind == RangeKind::Mapped) ++counts.mapped;
-    if (range->kind == RangeKind::Allocated) ++counts.allocated;
-    if (range->kind == RangeKind::Host) ++counts.host;
+    switch (range->kind) {
+      case RangeKind::Mapped: ++counts.mapped; break;
+      case RangeKind::Allocated:
+      case RangeKind::Managed:
+      case RangeKind::Pooled: ++counts.allocated; break;
+      case RangeKind::Opened:
+      case RangeKind::Imported: ++counts.imported; break;
+      case RangeKind::Host: ++counts.host; break;
+    }
   }
   return counts;
 }

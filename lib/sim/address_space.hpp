@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // The unified address space of this process: which addresses a simulated device can reach, what lies behind them, and
-// with which access. A Range is a mapped chunk (VMM), an allocation (cuMemAlloc: a chunk in a reservation of its own)
-// or registered host memory. One lock guards the tables; it is never held while bytes are moved.
+// with which access. A Range is a mapped chunk (VMM), an allocation or an import that is no VMM (a chunk in a
+// reservation of its own), or registered host memory. One lock guards the tables; it is never held while bytes are
+// moved.
 //
 // A device operation works in slices. It pins the range for one slice, so an unmap waits for that slice only and the
 // next one finds the address gone: the operation then fails like a device fault, and the process does not crash. After
@@ -10,6 +11,8 @@
 #pragma once
 
 #include <sim/chunk.hpp>
+#include <sim/config.hpp>
+#include <sim/named_file.hpp>
 #include <sim/rows.hpp>
 
 #include <array>
@@ -20,11 +23,17 @@
 #include <mutex>
 #include <vector>
 
-#include <sim/config.hpp>
-
 namespace gpuloan::sim {
 
-enum class RangeKind { Mapped, Allocated, Host };
+enum class RangeKind {
+  Mapped,    // cuMemMap
+  Allocated, // cuMemAlloc
+  Managed,   // cuMemAllocManaged
+  Opened,    // cuIpcOpenMemHandle
+  Pooled,    // from a pool of this process
+  Imported,  // cuMemPoolImportPointer
+  Host,
+};
 
 struct Range {
   RangeKind kind = RangeKind::Host;
@@ -34,7 +43,11 @@ struct Range {
   std::shared_ptr<Chunk> chunk; // none for host memory
   std::array<int, kMaxDevices> access{}; // AccessFlags by physical device; host memory is open to all
   std::uint64_t buffer_id = 0;
-  std::uint64_t context = 0; // the context it belongs to; 0 for VMM
+  std::uint64_t context = 0; // the context it belongs to; 0 for VMM and pools
+  std::uint64_t pool = 0; // the handle of its pool
+  int handle_types = 0; // HandleType bits
+  NamedFile name; // of the chunk's memfd, for handles that carry no descriptor; not for VMM
+  unsigned uses = 1; // how often free() has to be called
   int physical = 0;
   bool owned = false; // host memory made by cuMemAllocHost
   unsigned pins = 0;
@@ -75,9 +88,20 @@ class AddressSpace {
   [[nodiscard]] CuResult unmap(DevicePtr start, std::size_t bytes);
   [[nodiscard]] CuResult set_access(DevicePtr start, std::size_t bytes, int physical, int access);
 
-  [[nodiscard]] CuResult allocate(std::shared_ptr<Chunk> chunk, std::size_t bytes, std::uint64_t context,
-                                  DevicePtr& out);
-  [[nodiscard]] CuResult free(DevicePtr start);
+  // Gives `range`, whose chunk and properties the caller filled in, an address of its own.
+  [[nodiscard]] CuResult allocate(Range range, DevicePtr& out);
+  // Undoes one use of a range of this kind that starts there.
+  [[nodiscard]] CuResult free(DevicePtr start, RangeKind kind);
+  // Uses a range of these properties once more, if there is one.
+  [[nodiscard]] bool use_again(RangeKind kind, FileIdentity file, std::uint64_t context, DevicePtr& out);
+  // The steps of those two, for pools, which keep an address for the memory that they reuse. Whoever set an address
+  // aside may place a range there, which is a new buffer each time; withdraw() takes the range away, not the address.
+  [[nodiscard]] CuResult set_aside(std::size_t bytes, DevicePtr& out);
+  [[nodiscard]] bool withdraw(DevicePtr start, RangeKind kind);
+  void place(Range range);
+  void forsake(DevicePtr start) noexcept;
+  // What access a device has to everything of a pool that is there now.
+  void set_pool_access(std::uint64_t pool, int physical, int access);
 
   [[nodiscard]] CuResult add_host(void* start, std::size_t bytes, std::uint64_t context, int physical, bool owned);
   // The range must start there, and be `owned` or not as said.
@@ -88,6 +112,8 @@ class AddressSpace {
 
   // A copy of what is known about the range around an address, without its chunk; false when there is none.
   [[nodiscard]] bool find(DevicePtr address, Range& out) const;
+  // The chunk that is mapped (VMM) at an address; null for other memory.
+  [[nodiscard]] std::shared_ptr<Chunk> mapped_chunk(DevicePtr address) const;
   // Whether ranges without a gap lie behind all of [address, address + bytes), all with this access.
   [[nodiscard]] bool covers(DevicePtr address, std::size_t bytes, int access, int physical) const;
   // The reservation around an address; false when there is none.
@@ -98,7 +124,8 @@ class AddressSpace {
   [[nodiscard]] CuResult pin(DevicePtr address, std::size_t bytes, int access, int physical, Pin& out);
 
   struct Counts {
-    std::size_t reservations, mapped, allocated, host;
+    std::size_t reservations; // the caller's own
+    std::size_t mapped, allocated, imported, host;
   };
   [[nodiscard]] Counts counts() const;
 

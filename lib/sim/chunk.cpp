@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 namespace gpuloan::sim {
@@ -22,14 +21,6 @@ std::size_t whole_pages(std::size_t size) noexcept {
   return (size + page - 1) / page * page;
 }
 
-bool identify(int fd, FileIdentity& identity, std::size_t& size) noexcept {
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0 || info.st_size <= 0) return false;
-  identity = {info.st_dev, info.st_ino};
-  size = static_cast<std::size_t>(info.st_size);
-  return true;
-}
-
 } // namespace
 
 std::byte* Chunk::map(int fd, std::size_t size) noexcept {
@@ -39,7 +30,7 @@ std::byte* Chunk::map(int fd, std::size_t size) noexcept {
   return static_cast<std::byte*>(address);
 }
 
-CuResult Chunk::create(int physical, std::size_t size, std::shared_ptr<Chunk>& out, Fd& out_fd) {
+CuResult Chunk::create(int physical, std::size_t size, bool shareable, std::shared_ptr<Chunk>& out) {
   const std::size_t file_size = whole_pages(size);
   Fd fd(::memfd_create("gpuloan-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(file_size)) != 0 || ::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
@@ -56,15 +47,14 @@ CuResult Chunk::create(int physical, std::size_t size, std::shared_ptr<Chunk>& o
     account_close(account);
     return OutOfMemory;
   }
-  out.reset(new Chunk(data, file_size, account));
-  out_fd = std::move(fd);
+  out.reset(new Chunk(data, file_size, account, identity, shareable ? std::move(fd) : Fd()));
   return Success;
 }
 
 CuResult Chunk::import(int fd, std::shared_ptr<Chunk>& out) {
   FileIdentity identity;
   std::size_t size = 0;
-  if (!identify(fd, identity, size)) return Unknown;
+  if (!identify(fd, identity, size) || size == 0) return Unknown;
   Account account;
   if (const CuResult result = account_open(identity, size, account)) return result;
   std::byte* data = map(fd, size);
@@ -72,7 +62,7 @@ CuResult Chunk::import(int fd, std::shared_ptr<Chunk>& out) {
     account_close(account);
     return OutOfMemory;
   }
-  out.reset(new Chunk(data, size, account));
+  out.reset(new Chunk(data, size, account, identity, Fd()));
   return Success;
 }
 

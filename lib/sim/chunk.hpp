@@ -22,22 +22,28 @@ class Chunk {
   Chunk& operator=(const Chunk&) = delete;
   ~Chunk();
 
-  // `out_fd` is the memfd, for whoever wants to export it; the chunk itself needs no descriptor to stay alive.
-  [[nodiscard]] static CuResult create(int physical, std::size_t size, std::shared_ptr<Chunk>& out, Fd& out_fd);
+  // A chunk that can be shared keeps the memfd open, for handles that carry it and for those that only say where it
+  // is (named_file.hpp). The chunk itself needs no descriptor to stay alive.
+  [[nodiscard]] static CuResult create(int physical, std::size_t size, bool shareable, std::shared_ptr<Chunk>& out);
   // `fd` stays the caller's. Unknown, as a real driver says, for one that is no device memory of this machine.
   [[nodiscard]] static CuResult import(int fd, std::shared_ptr<Chunk>& out);
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] int physical() const noexcept { return static_cast<int>(account_.device); }
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); } // borrowed; -1 of one that this process cannot share
+  [[nodiscard]] FileIdentity file() const noexcept { return file_; }
 
  private:
-  Chunk(std::byte* data, std::size_t size, Account account) noexcept : data_(data), size_(size), account_(account) {}
+  Chunk(std::byte* data, std::size_t size, Account account, FileIdentity file, Fd fd) noexcept
+      : data_(data), size_(size), account_(account), file_(file), fd_(std::move(fd)) {}
   [[nodiscard]] static std::byte* map(int fd, std::size_t size) noexcept;
 
   std::byte* data_;
   std::size_t size_; // of the file, whole pages; the account may be smaller
   Account account_;
+  FileIdentity file_;
+  Fd fd_;
 };
 
 } // namespace gpuloan::sim

@@ -44,6 +44,7 @@ class Parser {
     number("GPULOAN_SIM_LAG_US", lag_us, 0, 60'000'000);
     config_.lag_ns = lag_us * 1000;
     number("GPULOAN_SIM_VERSION", config_.version, 1000, 99'999);
+    number("GPULOAN_SIM_MPS", config_.mps, 0, 1);
     CuResult code = Success;
     parse_visible();
     if (number("GPULOAN_SIM_INIT_RESULT", code, 0, 999)) config_.init_result = code;
@@ -84,7 +85,9 @@ class Parser {
                                                              {"memops", Group::MemOps},
                                                              {"ipc-events", Group::IpcEvents},
                                                              {"host-register", Group::HostRegister},
-                                                             {"capture", Group::Capture}};
+                                                             {"capture", Group::Capture},
+                                                             {"ipc-memory", Group::IpcMemory},
+                                                             {"pools", Group::Pools}};
     constexpr std::string_view kSymbols = "symbols:";
     for (const std::string_view part : split(text, ',')) {
       if (part.starts_with(kSymbols)) {
@@ -96,7 +99,8 @@ class Parser {
       const auto* found =
           std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& entry) { return entry.first == part; });
       if (found == std::end(kNames)) {
-        reject("GPULOAN_SIM_WITHOUT", part, "one of vmm, memops, ipc-events, host-register, capture, symbols:<name>");
+        reject("GPULOAN_SIM_WITHOUT", part,
+               "one of vmm, memops, ipc-events, host-register, capture, ipc-memory, pools, symbols:<name>");
       } else {
         config_.without |= 1U << static_cast<unsigned>(found->second);
       }

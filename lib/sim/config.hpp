@@ -28,6 +28,7 @@ struct Config {
   std::uint64_t memory_bytes = std::uint64_t{143360} << 20;
   std::uint64_t lag_ns = 200'000;
   int version = 13000;
+  int mps = 0;
   std::optional<CuResult> init_result;
   unsigned without = 0; // one bit per Group
   std::vector<Row> hidden; // what cuGetProcAddress denies

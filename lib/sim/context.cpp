@@ -8,6 +8,7 @@
 #include <sim/context.hpp>
 #include <sim/device.hpp>
 #include <sim/event.hpp>
+#include <sim/pool.hpp>
 #include <sim/process.hpp>
 #include <sim/stream.hpp>
 
@@ -235,7 +236,11 @@ CuResult cuCtxGetDevice(Device* device) {
   return Success;
 }
 
-CuResult cuCtxSynchronize() { return synchronize_context(*current_context()); }
+CuResult cuCtxSynchronize() {
+  if (const CuResult result = synchronize_context(*current_context())) return result;
+  trim_pools();
+  return Success;
+}
 
 } // namespace api
 } // namespace gpuloan::sim

@@ -55,6 +55,9 @@ int attribute_value(int attribute) {
     case AttrVmmPosixFd: return config().has(Group::Vmm) ? 1 : 0;
     case AttrMemOps64: return config().has(Group::MemOps) ? 1 : 0;
     case AttrIpcEvents: return config().has(Group::IpcEvents) ? 1 : 0;
+    case AttrMemoryPools:
+    case AttrPoolHandleTypes: return config().has(Group::Pools) ? 1 : 0; // 1: HandlePosixFd
+    case AttrMpsEnabled: return config().mps;
     default: return 0;
   }
 }

@@ -4,6 +4,7 @@
 #include <sim/api.hpp>
 #include <sim/config.hpp>
 #include <sim/event.hpp>
+#include <sim/pool.hpp>
 
 namespace gpuloan::sim {
 namespace {
@@ -139,6 +140,7 @@ CuResult cuEventSynchronize(Event event) {
   const Moment moment = found->moment();
   wait_until_done(moment, *found->context);
   if (const CuResult result = context_state(*found->context)) return result;
+  trim_pools();
   return Success;
 }
 

@@ -5,6 +5,7 @@
 #include <sim/event.hpp>
 #include <sim/faults.hpp>
 #include <sim/memory.hpp>
+#include <sim/pool_register.hpp>
 #include <sim/process.hpp>
 #include <sim/sim.h>
 #include <sim/stream.hpp>
@@ -42,9 +43,10 @@ std::int64_t live(std::string_view what) {
   const std::pair<std::string_view, std::size_t> all[] = {
       {"contexts", live_contexts()},     {"streams", live_streams()},
       {"events", live_events()},         {"handles", live_memory_handles()},
-      {"mappings", counts.mapped},       {"reservations", counts.reservations - counts.allocated},
-      {"allocations", counts.allocated}, {"host", counts.host},
-      {"waits", live_waits()},
+      {"mappings", counts.mapped},       {"reservations", counts.reservations},
+      {"allocations", counts.allocated}, {"imports", counts.imported},
+      {"host", counts.host},             {"waits", live_waits()},
+      {"pools", live_pools()},
   };
   const auto* found =
       std::find_if(std::begin(all), std::end(all), [&](const auto& entry) { return entry.first == what; });

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// Device memory as callers see it: VMM handles, reservations and mappings, plain allocations, and the free-memory
-// count. VMM calls need no context; a chunk is mapped whole and access is per mapping (fact V10).
+// VMM as callers see it: handles, reservations and mappings. The calls need no context; a chunk is mapped whole and
+// access is per mapping (fact V10). A handle is one more owner of a chunk, whichever call it came from.
 #include <sim/address_space.hpp>
 #include <sim/api.hpp>
-#include <sim/context.hpp>
+#include <sim/config.hpp>
 #include <sim/device.hpp>
+#include <sim/handles.hpp>
 #include <sim/memory.hpp>
-#include <sim/stream.hpp>
 
 #include <cerrno>
 
@@ -15,15 +15,9 @@ namespace gpuloan::sim {
 namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20; // fact V5
-constexpr std::size_t kAllocationUnit = 512;
 
-struct MemoryHandle {
-  std::shared_ptr<Chunk> chunk;
-  Fd fd; // of memory that can be exported; an imported handle cannot
-};
-
-HandleTable<MemoryHandle>& table() {
-  static auto* instance = new HandleTable<MemoryHandle>(0x54);
+HandleTable<Chunk>& table() {
+  static auto* instance = new HandleTable<Chunk>(0x54);
   return *instance;
 }
 
@@ -36,13 +30,6 @@ CuResult check_prop(const AllocationProp* prop) {
   if (prop == nullptr || prop->type != AllocationPinned || prop->location.type != LocationDevice) return InvalidValue;
   if (!is_device(prop->location.id)) return InvalidDevice;
   return (prop->requested_handle_types & ~static_cast<int>(HandlePosixFd)) == 0 ? Success : InvalidValue;
-}
-
-MemHandle add_handle(std::shared_ptr<Chunk> chunk, Fd fd) {
-  auto handle = std::make_shared<MemoryHandle>();
-  handle->chunk = std::move(chunk);
-  handle->fd = std::move(fd);
-  return table().add(std::move(handle));
 }
 
 } // namespace
@@ -73,10 +60,10 @@ CuResult cuMemCreate(MemHandle* handle, std::size_t bytes, const AllocationProp*
   if (handle == nullptr || flags != 0 || !is_chunk_size(bytes)) return InvalidValue;
   if (const CuResult result = check_prop(prop)) return result;
   std::shared_ptr<Chunk> chunk;
-  Fd fd;
-  if (const CuResult result = Chunk::create(physical_device(prop->location.id), bytes, chunk, fd)) return result;
-  if (prop->requested_handle_types == HandleNone) fd = Fd();
-  *handle = add_handle(std::move(chunk), std::move(fd));
+  const int physical = physical_device(prop->location.id);
+  const bool exportable = prop->requested_handle_types != HandleNone;
+  if (const CuResult result = Chunk::create(physical, bytes, exportable, chunk)) return result;
+  *handle = table().add(std::move(chunk));
   return Success;
 }
 
@@ -86,8 +73,8 @@ CuResult cuMemMap(DevicePtr pointer, std::size_t bytes, std::size_t offset, MemH
                   unsigned long long flags) {
   const auto found = table().find(handle);
   if (!found || flags != 0 || !is_chunk_size(bytes) || pointer % kGranularity != 0) return InvalidValue;
-  if (offset != 0 || bytes != found->chunk->size()) return NotSupported;
-  return AddressSpace::get().map(pointer, bytes, found->chunk);
+  if (offset != 0 || bytes != found->size()) return NotSupported;
+  return AddressSpace::get().map(pointer, bytes, found);
 }
 
 CuResult cuMemUnmap(DevicePtr pointer, std::size_t bytes) {
@@ -114,8 +101,8 @@ CuResult cuMemSetAccess(DevicePtr pointer, std::size_t bytes, const AccessDesc* 
 CuResult cuMemExportToShareableHandle(void* shareable, MemHandle handle, int type, unsigned long long flags) {
   if (shareable == nullptr || flags != 0 || type != HandlePosixFd) return InvalidValue;
   const auto found = table().find(handle);
-  if (!found || !found->fd) return InvalidValue;
-  const int copy = duplicate(found->fd.get());
+  if (!found || found->fd() < 0) return InvalidValue;
+  const int copy = duplicate(found->fd());
   if (copy < 0) return OperatingSystem;
   *static_cast<int*>(shareable) = copy;
   return Success;
@@ -127,45 +114,28 @@ CuResult cuMemImportFromShareableHandle(MemHandle* handle, void* shareable, int 
   std::shared_ptr<Chunk> chunk;
   if (const CuResult result = Chunk::import(fd, chunk)) return result;
   if (visible_device(chunk->physical()) < 0) return InvalidDevice;
-  *handle = add_handle(std::move(chunk), Fd());
+  *handle = table().add(std::move(chunk));
   return Success;
 }
 
-CuResult cuMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
-  if (free_bytes == nullptr || total == nullptr) return InvalidValue;
-  const std::uint64_t capacity = config().memory_bytes;
-  const std::uint64_t used = account_used(static_cast<std::uint32_t>(current_context()->physical));
-  *free_bytes = used < capacity ? capacity - used : 0;
-  *total = capacity;
+// These two are of a group that keeps a function which is no VMM, so the gate lets them pass.
+CuResult cuMemRetainAllocationHandle(MemHandle* handle, void* address) {
+  if (!config().has(Group::Vmm)) return NotSupported;
+  if (handle == nullptr) return InvalidValue;
+  auto chunk = AddressSpace::get().mapped_chunk(reinterpret_cast<std::uintptr_t>(address));
+  if (!chunk) return InvalidValue; // fact V6
+  *handle = table().add(std::move(chunk));
   return Success;
 }
 
-CuResult cuMemAlloc(DevicePtr* pointer, std::size_t bytes) {
-  if (pointer == nullptr || bytes == 0) return InvalidValue;
-  const ContextRef context = current_context();
-  if (bytes > config().memory_bytes) return OutOfMemory;
-  const std::size_t rounded = (bytes + kAllocationUnit - 1) / kAllocationUnit * kAllocationUnit;
-  std::shared_ptr<Chunk> chunk;
-  Fd fd; // of no use: such memory cannot be exported (fact V6)
-  if (const CuResult result = Chunk::create(context->physical, rounded, chunk, fd)) return result;
-  return AddressSpace::get().allocate(std::move(chunk), bytes, context->handle, *pointer);
-}
-
-// Waits for the context's work first, as the real one does: it blocks behind a stream that waits (fact S10).
-CuResult cuMemFree(DevicePtr pointer) {
-  if (pointer == 0) return Success;
-  Range range;
-  const bool found = AddressSpace::get().find(pointer, range);
-  if (!found || range.kind != RangeKind::Allocated || range.start != pointer) return InvalidValue;
-  if (const CuResult result = synchronize_owner(range)) return result;
-  return AddressSpace::get().free(pointer);
-}
-
-CuResult cuMemGetAddressRange(DevicePtr* base, std::size_t* bytes, DevicePtr pointer) {
-  Range range;
-  if (!AddressSpace::get().find(pointer, range)) return NotFound;
-  if (base != nullptr) *base = range.start;
-  if (bytes != nullptr) *bytes = range.size;
+CuResult cuMemGetAllocationPropertiesFromHandle(AllocationProp* prop, MemHandle handle) {
+  if (!config().has(Group::Vmm)) return NotSupported;
+  const auto found = table().find(handle);
+  if (prop == nullptr || !found) return InvalidValue;
+  *prop = {};
+  prop->type = AllocationPinned;
+  prop->requested_handle_types = found->fd() >= 0 ? HandlePosixFd : HandleNone;
+  prop->location = {LocationDevice, visible_device(found->physical())};
   return Success;
 }
 

@@ -25,12 +25,17 @@ Known look_up(DevicePtr pointer) {
   const AddressSpace& space = AddressSpace::get();
   known.has_memory = space.find(pointer, known.memory);
   known.has_range = known.has_memory || space.find_reservation(pointer, known.start, known.size);
-  if (known.has_memory) {
+  // Of VMM memory it is the range of the reservation, as measured: only cuMemGetAddressRange tells the chunks apart.
+  if (known.has_memory && known.memory.kind == RangeKind::Mapped) {
+    known.has_range = space.find_reservation(pointer, known.start, known.size);
+  } else if (known.has_memory) {
     known.start = known.memory.start;
     known.size = known.memory.size;
   }
   return known;
 }
+
+bool is_kind(const Range* range, RangeKind kind) { return range != nullptr && range->kind == kind; }
 
 CuResult write_attribute(int attribute, void* out, const Known& known) {
   const Range* range = known.has_memory ? &known.memory : nullptr;
@@ -45,8 +50,18 @@ CuResult write_attribute(int attribute, void* out, const Known& known) {
       return Success;
     }
     case PointerBufferId: *static_cast<std::uint64_t*>(out) = range != nullptr ? range->buffer_id : 0; return Success;
-    // Four bytes, as measured, although the attribute is called a boolean.
-    case PointerIsManaged: *static_cast<unsigned*>(out) = 0; return Success;
+    // Four bytes, as measured, although the attributes are called booleans.
+    case PointerIsManaged: *static_cast<unsigned*>(out) = is_kind(range, RangeKind::Managed); return Success;
+    case PointerLegacyIpcCapable:
+      *static_cast<unsigned*>(out) = is_kind(range, RangeKind::Allocated) && config().has(Group::IpcMemory);
+      return Success;
+    case PointerMapped: *static_cast<unsigned*>(out) = range != nullptr; return Success;
+    case PointerAllowedHandleTypes:
+      *static_cast<std::uint64_t*>(out) = range != nullptr ? static_cast<std::uint64_t>(range->handle_types) : 0;
+      return Success;
+    case PointerMemPool:
+      *static_cast<Pool*>(out) = range != nullptr ? to_handle<Pool>(range->pool) : nullptr;
+      return Success;
     case PointerDeviceOrdinal:
       *static_cast<int*>(out) = range != nullptr ? visible_device(range->physical) : kNoDevice;
       return Success;

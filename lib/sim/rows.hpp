@@ -12,7 +12,7 @@ namespace gpuloan::sim {
 
 using namespace gpuloan::cuda;
 
-enum class Group { Core, Vmm, MemOps, IpcEvents, HostRegister, Capture, Info, Copy };
+enum class Group { Core, Vmm, MemOps, IpcEvents, HostRegister, Capture, Info, Copy, ForeignVmm, IpcMemory, Pools };
 
 #define GPULOAN_CUDA(need, since, group, name, exported, params) name,
 enum class Row : int {

@@ -27,8 +27,8 @@ int gpuloan_sim_context_fail(int result);
 void gpuloan_sim_deinitialize(void);
 
 /* How many of these this process holds now: "contexts", "streams", "events", "handles" (of VMM memory), "reservations",
- * "mappings", "allocations", "host" (registered or allocated host ranges), "waits" (streams that stand in
- * cuStreamWaitValue64). -1 for another word. */
+ * "mappings", "allocations" (from pools too), "imports" (opened memory handles and pool pointers), "host" (registered
+ * or allocated host ranges), "waits" (streams that stand in cuStreamWaitValue64), "pools". -1 for another word. */
 int64_t gpuloan_sim_live(const char *what);
 
 /* How often a function was called in this process, by its base name ("cuMemMap"); -1 for an unknown name. */

@@ -79,7 +79,7 @@ CuResult StateFile::open(const std::string& path) {
   }
   void* address = ::mmap(nullptr, sizeof(StateLayout), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED) return refuse(path, std::strerror(errno));
-  instance_ = new StateFile(std::move(fd), static_cast<StateLayout*>(address));
+  instance_ = new StateFile(std::move(fd), {info.st_dev, info.st_ino}, static_cast<StateLayout*>(address));
   const CuResult result = instance_->prepare();
   if (result == Success) return Success;
   ::munmap(address, sizeof(StateLayout));

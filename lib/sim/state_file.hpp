@@ -15,6 +15,7 @@
 #pragma once
 
 #include <sim/fd.hpp>
+#include <sim/file_identity.hpp>
 #include <sim/rows.hpp>
 
 #include <cstdint>
@@ -77,6 +78,7 @@ class StateFile {
   [[nodiscard]] static StateFile& get() noexcept { return *instance_; }
 
   [[nodiscard]] StateLayout& layout() noexcept { return *layout_; }
+  [[nodiscard]] FileIdentity identity() const noexcept { return identity_; }
 
   // Under Guard. A byte is held by this process once or more, and perhaps by others.
   void hold(off_t byte);
@@ -88,11 +90,13 @@ class StateFile {
   [[nodiscard]] static off_t event_creator_byte(std::uint32_t slot) noexcept { return (off_t{1} << 42) + slot; }
 
  private:
-  StateFile(Fd fd, StateLayout* layout) noexcept : fd_(std::move(fd)), layout_(layout) {}
+  StateFile(Fd fd, FileIdentity identity, StateLayout* layout) noexcept
+      : fd_(std::move(fd)), identity_(identity), layout_(layout) {}
   [[nodiscard]] CuResult prepare();
 
   static StateFile* instance_; // never destroyed
   Fd fd_;
+  FileIdentity identity_;
   StateLayout* layout_;
   std::mutex mutex_;
   std::map<off_t, unsigned> counts_; // guarded by Guard

@@ -4,6 +4,7 @@
 #include <sim/address_space.hpp>
 #include <sim/capture.hpp>
 #include <sim/config.hpp>
+#include <sim/pool.hpp>
 #include <sim/stream.hpp>
 
 #include <algorithm>
@@ -276,11 +277,14 @@ CuResult cuStreamQuery(Stream stream) {
 CuResult cuStreamSynchronize(Stream stream) {
   StreamRef found;
   if (const CuResult result = resolve_stream(stream, found)) return result;
-  std::unique_lock lock(found->context->mutex);
-  if (const CuResult result = capture_forbids(*found)) return result;
-  for (const auto& target : everything_before(found)) {
-    if (const CuResult result = wait_for(*found->context, lock, target)) return result;
+  {
+    std::unique_lock lock(found->context->mutex);
+    if (const CuResult result = capture_forbids(*found)) return result;
+    for (const auto& target : everything_before(found)) {
+      if (const CuResult result = wait_for(*found->context, lock, target)) return result;
+    }
   }
+  trim_pools();
   return Success;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -55,7 +56,8 @@ Machine::Machine() {
   state_ = directory_ + "/state";
   for (const char* variable :
        {"GPULOAN_SIM_DEVICES", "GPULOAN_SIM_MEMORY_MIB", "GPULOAN_SIM_LAG_US", "GPULOAN_SIM_FAIL",
-        "GPULOAN_SIM_WITHOUT", "GPULOAN_SIM_INIT_RESULT", "GPULOAN_SIM_VERSION", "CUDA_VISIBLE_DEVICES"}) {
+        "GPULOAN_SIM_WITHOUT", "GPULOAN_SIM_INIT_RESULT", "GPULOAN_SIM_VERSION", "GPULOAN_SIM_MPS",
+        "CUDA_VISIBLE_DEVICES"}) {
     ::unsetenv(variable);
   }
   set("GPULOAN_SIM_STATE", state_.c_str());
@@ -181,6 +183,13 @@ void kill_process(pid_t pid) {
   pollfd gone = {handle, POLLIN, 0};
   CHECK(::poll(&gone, 1, -1) == 1); // readable once the process is a zombie: it has closed everything by then
   ::close(handle);
+}
+
+int open_fds() {
+  int count = -1; // that of the directory itself
+  const auto files = std::filesystem::directory_iterator("/proc/self/fd");
+  for (auto file = begin(files); file != end(files); ++file) ++count;
+  return count;
 }
 
 void in_child(const std::function<void()>& body) { Child(body).finish(); }

@@ -79,6 +79,9 @@ class Child {
 // Kills a process that need not be our child, and returns when all its descriptors and mappings are gone.
 void kill_process(pid_t pid);
 
+// Descriptors of this process now.
+[[nodiscard]] int open_fds();
+
 // One child from start to end: what most test cases are.
 void in_child(const std::function<void()>& body);
 

@@ -168,21 +168,37 @@ TEST_CASE("a missing feature reads 0 and its functions are not supported") {
   in_child([] {
     start();
     for (const int which :
-         {AttrVmm, AttrVmmPosixFd, AttrMemOps64, AttrIpcEvents, AttrHostRegister, AttrUnifiedAddressing}) {
+         {AttrVmm, AttrVmmPosixFd, AttrMemOps64, AttrIpcEvents, AttrHostRegister, AttrUnifiedAddressing,
+          AttrMemoryPools, AttrPoolHandleTypes}) {
       CHECK(attribute(which) == 1);
     }
+    CHECK(attribute(AttrMpsEnabled) == 0);
     int value = 0;
     CHECK(driver().cuDeviceGetAttribute(&value, 0, 0) == InvalidValue);
   });
-  machine.set("GPULOAN_SIM_WITHOUT", "vmm,memops,ipc-events,host-register,capture");
+  machine.set("GPULOAN_SIM_WITHOUT", "vmm,memops,ipc-events,host-register,capture,ipc-memory,pools");
+  machine.set("GPULOAN_SIM_MPS", "1");
   in_child([] {
     const Driver& cuda = start();
-    for (const int which : {AttrVmm, AttrVmmPosixFd, AttrMemOps64, AttrIpcEvents, AttrHostRegister}) {
+    for (const int which : {AttrVmm, AttrVmmPosixFd, AttrMemOps64, AttrIpcEvents, AttrHostRegister, AttrMemoryPools,
+                            AttrPoolHandleTypes}) {
       CHECK(attribute(which) == 0);
     }
+    CHECK(attribute(AttrMpsEnabled) == 1);
     MemHandle handle = 0;
     const AllocationProp prop = exportable();
     CHECK(cuda.cuMemCreate(&handle, 2 * kMiB, &prop, 0) == NotSupported);
+    CHECK(cuda.cuMemRetainAllocationHandle(&handle, &handle) == NotSupported);
+    DevicePtr pointer = 0;
+    IpcMemHandle legacy = {};
+    REQUIRE(cuda.cuMemAlloc(&pointer, 512) == Success);
+    CHECK(cuda.cuIpcGetMemHandle(&legacy, pointer) == NotSupported);
+    unsigned capable = 99;
+    const int which_attribute = PointerLegacyIpcCapable;
+    void* data = &capable;
+    CHECK(cuda.cuPointerGetAttributes(1, &which_attribute, &data, pointer) == Success);
+    CHECK(capable == 0);
+    CHECK(cuda.cuMemAllocAsync(&pointer, 512, nullptr) == NotSupported);
     CHECK(cuda.cuStreamWriteValue64(nullptr, 0, 0, 0) == NotSupported);
     Event event = nullptr;
     CHECK(cuda.cuEventCreate(&event, EventDisableTiming | EventInterprocess) == NotSupported);

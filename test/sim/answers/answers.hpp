@@ -84,5 +84,10 @@ void ask_busy_channels();
 void ask_first_fill();
 void ask_other_context();
 void ask_release_under_wait();
+void ask_kinds();
+void ask_legacy();
+void ask_pools();
+void ask_pool_import();
+void ask_stranded();
 
 } // namespace answers

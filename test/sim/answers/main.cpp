@@ -71,6 +71,11 @@ constexpr Section kSections[] = {
     {"first-fill", ask_first_fill},
     {"other-context", ask_other_context},
     {"release-under-wait", ask_release_under_wait},
+    {"kinds", ask_kinds},
+    {"legacy", ask_legacy},
+    {"pools", ask_pools},
+    {"pool-import", ask_pool_import},
+    {"stranded", ask_stranded, false},
 };
 
 void load(const char* path) {

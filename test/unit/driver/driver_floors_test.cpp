@@ -15,7 +15,7 @@ using recorder::state;
 
 namespace {
 
-constexpr unsigned kAll = 31;
+constexpr unsigned kAll = 255;
 
 Floors probe(const Table& table) {
   auto floors = probe_floors(*Driver::wrap(table), 0);
@@ -94,8 +94,10 @@ TEST_CASE("interprocess events") {
   SUBCASE("older driver: unified addressing decides") {
     state().attributes.erase(AttrIpcEvents);
     CHECK(probe(table).has(GPULOAN_FLOOR_IPC_EVENTS));
-    state().attributes[AttrUnifiedAddressing] = 0;
-    check_off(probe(table), GPULOAN_FLOOR_IPC_EVENTS, "unified addressing");
+    state().attributes[AttrUnifiedAddressing] = 0; // legacy handles need it anyway
+    const Floors floors = probe(table);
+    CHECK(floors.missing == (GPULOAN_FLOOR_IPC_EVENTS | GPULOAN_FLOOR_IPC_MEMORY));
+    CHECK(floors.reason.find("unified addressing") != std::string::npos);
   }
 }
 
@@ -113,15 +115,43 @@ TEST_CASE("host registration") {
   }
 }
 
+TEST_CASE("memory of other allocators") {
+  Table table = recorder::fresh_table();
+  SUBCASE("VMM") {
+    table.cuMemRetainAllocationHandle = nullptr;
+    check_off(probe(table), GPULOAN_FLOOR_FOREIGN_VMM, "cuMemRetainAllocationHandle");
+  }
+  SUBCASE("legacy handles") {
+    table.cuIpcOpenMemHandle = nullptr;
+    check_off(probe(table), GPULOAN_FLOOR_IPC_MEMORY, "cuIpcOpenMemHandle");
+  }
+  SUBCASE("legacy handles of an integrated device") {
+    state().attributes[AttrIntegrated] = 1;
+    check_off(probe(table), GPULOAN_FLOOR_IPC_MEMORY, "integrated");
+  }
+  SUBCASE("pools") {
+    table.cuMemPoolImportPointer = nullptr;
+    check_off(probe(table), GPULOAN_FLOOR_POOLS, "cuMemPoolImportPointer");
+  }
+  SUBCASE("pools without descriptors") {
+    state().attributes[AttrPoolHandleTypes] = 0;
+    check_off(probe(table), GPULOAN_FLOOR_POOLS, "119");
+  }
+  SUBCASE("MPS") {
+    CHECK_FALSE(probe(table).mps);
+    state().attributes[AttrMpsEnabled] = 1;
+    CHECK(probe(table).mps);
+  }
+}
+
 TEST_CASE("capture queries, and several floors at once") {
   Table table = recorder::fresh_table();
   table.cuStreamIsCapturing = nullptr;
   check_off(probe(table), GPULOAN_FLOOR_CAPTURE_QUERY, "cuStreamIsCapturing");
   state().attributes.clear();
   const Floors floors = probe(table);
-  CHECK(floors.bits == 0);
-  CHECK(floors.missing == kAll);
-  CHECK(std::count(floors.reason.begin(), floors.reason.end(), ';') == 4);
+  CHECK(floors.bits == GPULOAN_FLOOR_FOREIGN_VMM); // a matter of symbols alone
+  CHECK(std::count(floors.reason.begin(), floors.reason.end(), ';') == 6);
 }
 
 TEST_CASE("a failing call that is no attribute query is an error") {

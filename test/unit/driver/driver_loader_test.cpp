@@ -261,6 +261,9 @@ TEST_CASE("without an optional group") {
       {"no_memops", "stream memory operations: cuStreamWriteValue64, cuStreamWaitValue64"},
       {"no_ipc_events", "interprocess events: cuIpcGetEventHandle, cuIpcOpenEventHandle"},
       {"no_host_register", "host memory registration: cuMemHostRegister, cuMemHostUnregister"},
+      {"no_foreign_vmm", "export of VMM memory that others made: cuMemRetainAllocationHandle, cuMemGetAllocationPropertiesFromHandle"},
+      {"no_ipc_memory", "legacy memory handles: cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcCloseMemHandle"},
+      {"no_pools", "memory pools: cuDeviceGetMemPool, cuDeviceSetMemPool"},
   };
   for (const auto& [library, words] : groups) {
     CAPTURE(library);

@@ -56,6 +56,15 @@ int fake_setting(const char* name, int otherwise) {
 #ifndef FAKE_HostRegister
 #define FAKE_HostRegister FAKE_ROW
 #endif
+#ifndef FAKE_ForeignVmm
+#define FAKE_ForeignVmm FAKE_ROW
+#endif
+#ifndef FAKE_IpcMemory
+#define FAKE_IpcMemory FAKE_ROW
+#endif
+#ifndef FAKE_Pools
+#define FAKE_Pools FAKE_ROW
+#endif
 #define FAKE_Core FAKE_ROW
 #define FAKE_Copy FAKE_ROW
 #define FAKE_Info FAKE_ROW

@@ -207,7 +207,8 @@ gpuloan::driver::Table fresh_table() {
   current = State{};
   current.attributes = {{AttrIntegrated, 0}, {AttrComputeMode, 3},   {AttrUnifiedAddressing, 1},
                         {AttrHostRegister, 1}, {AttrHostPointerForRegistered, 1}, {AttrVmm, 1},
-                        {AttrVmmPosixFd, 1}, {AttrMemOps64, 1},     {AttrIpcEvents, 1}};
+                        {AttrVmmPosixFd, 1}, {AttrMemOps64, 1},     {AttrIpcEvents, 1},
+                        {AttrMemoryPools, 1}, {AttrPoolHandleTypes, HandlePosixFd}, {AttrMpsEnabled, 0}};
   gpuloan::driver::Table table;
 #define GPULOAN_CUDA(need, since, group, name, exported, params)                                                       \
   table.name = [] params -> CuResult { return step(#name); };

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+//
+// Pools across processes. What is exported of a pool is a sealed file that says whose it is, the pool's card; what is
+// exported of an allocation says where the exporter keeps the memfd (named_file.hpp), so it is the same bytes for every
+// allocation that gets the same block (fact P14), and good until the block goes back to the device.
+#include <sim/api.hpp>
+#include <sim/device.hpp>
+#include <sim/handles.hpp>
+#include <sim/pool_register.hpp>
+#include <sim/state_file.hpp>
+
+#include <bit>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace gpuloan::sim {
+namespace {
+
+struct Card {
+  char magic[8];
+  FileIdentity machine; // the state file
+  std::int32_t physical;
+  std::uint32_t rest;
+};
+
+struct PointerBytes {
+  char magic[8];
+  FileIdentity pool; // its card
+  NamedFile name;
+  std::uint64_t bytes;
+  unsigned char rest[8];
+};
+static_assert(sizeof(PointerBytes) == sizeof(PoolPointer));
+
+constexpr char kCardMagic[8] = {'s', 'i', 'm', '_', 'p', 'o', 'o', 'l'};
+constexpr char kPointerMagic[8] = {'s', 'i', 'm', 'p', 'o', 'i', 'n', 't'};
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+// The largest allocation that a real importer survives (fact P3).
+constexpr std::uint64_t kLargestImport = std::uint64_t{5248} << 20;
+
+Fd make_card(int physical) {
+  Card card = {};
+  std::memcpy(card.magic, kCardMagic, sizeof kCardMagic);
+  card.machine = StateFile::get().identity();
+  card.physical = physical;
+  Fd fd(::memfd_create("gpuloan-sim-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ::write(fd.get(), &card, sizeof card) != static_cast<ssize_t>(sizeof card)) return Fd();
+  return ::fcntl(fd.get(), F_ADD_SEALS, kSeals) == 0 ? std::move(fd) : Fd();
+}
+
+// Unknown, as for VMM memory, for a file that is no pool of this machine.
+CuResult read_card(int fd, FileIdentity& out_identity, int& out_physical) {
+  Card card = {};
+  std::size_t size = 0;
+  if (!identify(fd, out_identity, size) || size != sizeof card || ::fcntl(fd, F_GET_SEALS) != kSeals) return Unknown;
+  if (::pread(fd, &card, sizeof card, 0) != static_cast<ssize_t>(sizeof card)) return Unknown;
+  if (std::memcmp(card.magic, kCardMagic, sizeof kCardMagic) != 0) return Unknown;
+  if (card.machine != StateFile::get().identity()) return Unknown;
+  out_physical = card.physical;
+  return visible_device(out_physical) >= 0 ? Success : InvalidDevice;
+}
+
+// Two threads that import one pointer get one mapping.
+std::mutex& importing() {
+  static auto* instance = new std::mutex;
+  return *instance;
+}
+
+CuResult import_pointer(PoolState& pool, const PointerBytes& wanted, DevicePtr& out) {
+  const std::lock_guard lock(importing());
+  if (const auto known = find_pool_import(wanted.name.file, wanted.bytes)) { // not counted (fact P6)
+    out = known->start();
+    return Success;
+  }
+  const Fd fd = wanted.name.open();
+  std::shared_ptr<Chunk> chunk;
+  if (!fd) return InvalidValue;
+  if (const CuResult result = Chunk::import(fd.get(), chunk))
+    return result == Unknown ? static_cast<CuResult>(InvalidValue) : result;
+  if (wanted.bytes == 0 || wanted.bytes > chunk->size() || chunk->physical() != pool.physical) return InvalidValue;
+  return pool.import(std::move(chunk), wanted.bytes, out);
+}
+
+} // namespace
+
+CuResult PoolState::export_to(int& out_fd) {
+  const std::lock_guard lock(mutex_);
+  if (!card_) card_ = make_card(physical);
+  std::size_t size = 0;
+  if (!card_ || !identify(card_.get(), identity_, size)) return OperatingSystem;
+  const int copy = duplicate(card_.get());
+  if (copy < 0) return OperatingSystem;
+  out_fd = copy;
+  return Success;
+}
+
+bool PoolState::exported() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<bool>(card_);
+}
+
+FileIdentity PoolState::identity() const {
+  const std::lock_guard lock(mutex_);
+  return identity_;
+}
+
+void PoolState::set_identity(FileIdentity identity) {
+  const std::lock_guard lock(mutex_);
+  identity_ = identity;
+}
+
+namespace api {
+
+CuResult cuMemPoolExportToShareableHandle(void* shareable, Pool pool, int type, unsigned long long flags) {
+  const PoolRef found = find_pool(pool);
+  if (shareable == nullptr || !found || type != HandlePosixFd || flags != 0) return InvalidValue;
+  if ((found->handle_types & HandlePosixFd) == 0) return InvalidValue;
+  return found->export_to(*static_cast<int*>(shareable));
+}
+
+CuResult cuMemPoolImportFromShareableHandle(Pool* pool, void* shareable, int type, unsigned long long flags) {
+  if (pool == nullptr || type != HandlePosixFd || flags != 0) return InvalidValue;
+  const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+  FileIdentity identity;
+  int physical = 0;
+  if (const CuResult result = read_card(fd, identity, physical)) return result;
+  const auto made = std::make_shared<PoolState>(PoolState::Origin::Imported, physical, HandleNone);
+  made->set_identity(identity);
+  add_pool(made);
+  *pool = to_handle<Pool>(made->handle);
+  return Success;
+}
+
+CuResult cuMemPoolExportPointer(PoolPointer* shared, DevicePtr pointer) {
+  const auto memory = find_pool_memory(pointer); // its first address only (fact P2)
+  if (shared == nullptr || !memory || !memory->pool().exported()) return InvalidValue; // fact P1
+  PointerBytes bytes = {};
+  std::memcpy(bytes.magic, kPointerMagic, sizeof kPointerMagic);
+  bytes.pool = memory->pool().identity();
+  bytes.name = name_file(memory->chunk().fd(), memory->chunk().file());
+  bytes.bytes = memory->bytes();
+  *shared = std::bit_cast<PoolPointer>(bytes);
+  return Success;
+}
+
+CuResult cuMemPoolImportPointer(DevicePtr* pointer, Pool pool, PoolPointer* shared) {
+  const PoolRef found = find_pool(pool);
+  if (pointer == nullptr || shared == nullptr || !found) return InvalidValue;
+  const auto bytes = std::bit_cast<PointerBytes>(*shared);
+  if (std::memcmp(bytes.magic, kPointerMagic, sizeof kPointerMagic) != 0) return InvalidValue;
+  if (found->origin != PoolState::Origin::Imported || found->identity() != bytes.pool) return InvalidValue;
+  if (bytes.bytes > kLargestImport) {
+    ::raise(SIGSEGV);
+    return Unknown; // where the program handles it
+  }
+  return import_pointer(*found, bytes, *pointer);
+}
+
+} // namespace api
+} // namespace gpuloan::sim
