@@ -47,8 +47,12 @@ enum class Type : std::uint16_t {
   Denied = 21,       // E>I  tail: text
   RingFilled = 22,   // both
   RingDrained = 23,  // both
+  Tether = 24,       // E>I  1 fd: a page that the importer keeps mapped as long as it may touch lent memory
+  Foreign = 25,      // E>I  tail: a legacy handle, or none
+  Piece = 26,        // E>I  1 fd: VMM memory
+  PiecesTaken = 27,  // I>E
 };
-inline constexpr std::uint16_t kTypeMax = 23;
+inline constexpr std::uint16_t kTypeMax = 27;
 
 struct Header {
   std::uint32_t magic;
@@ -97,7 +101,7 @@ struct Pages { // Pages; the other three steps have an empty body
   unsigned char reserved[100];
 };
 
-struct Empty { // PagesMapped, PagesSealed, PagesChecked
+struct Empty { // PagesMapped, PagesSealed, PagesChecked, Tether
   unsigned char reserved[112];
 };
 
@@ -110,6 +114,33 @@ struct Chunk { // Chunk, Recall, Unmapped: the last two use `chunk` only
   std::uint32_t access; // gpuloan_access: the most that loans in it will grant
   unsigned char uuid[16];
   unsigned char reserved[72];
+};
+
+enum class ForeignKind : std::uint32_t { Legacy = 1, Vmm = 2 };
+
+struct Foreign { // memory of the exporter's process that is not its arena's, for one loan
+  std::uint64_t chunk;
+  std::uint64_t bytes;  // of the allocation, or of all pieces
+  std::uint64_t buffer; // two with the same number are the same memory
+  std::uint32_t kind;   // ForeignKind
+  std::uint32_t access; // gpuloan_access
+  std::uint32_t pieces; // Piece records that follow
+  std::uint32_t reserved0;
+  unsigned char uuid[16];
+  unsigned char reserved[56];
+};
+
+struct Piece {
+  std::uint64_t chunk;
+  std::uint64_t bytes;
+  std::uint32_t index; // 0, 1 ...: in the order of their addresses
+  unsigned char reserved[92];
+};
+
+struct PiecesTaken {
+  std::uint64_t chunk;
+  std::uint32_t count; // descriptors that are closed again at the importer since the last such record
+  unsigned char reserved[100];
 };
 
 struct Ring {
@@ -236,6 +267,9 @@ struct Record {
     Denied denied;
     RingFilled ring_filled;
     RingDrained ring_drained;
+    Foreign foreign;
+    Piece piece;
+    PiecesTaken pieces_taken;
   };
 };
 
@@ -245,7 +279,7 @@ static_assert(sizeof(Hello) == 112 && sizeof(Welcome) == 112 && sizeof(Notice) =
 static_assert(sizeof(Empty) == 112 && sizeof(Chunk) == 112 && sizeof(Ring) == 112 && sizeof(EventHandle) == 112);
 static_assert(sizeof(Export) == 112 && sizeof(Turn) == 112 && sizeof(Ack) == 112 && sizeof(Cancel) == 112);
 static_assert(sizeof(Request) == 112 && sizeof(Denied) == 112 && sizeof(RingFilled) == 112);
-static_assert(sizeof(RingDrained) == 112);
+static_assert(sizeof(RingDrained) == 112 && sizeof(Foreign) == 112 && sizeof(Piece) == 112 && sizeof(PiecesTaken) == 112);
 static_assert(sizeof(Record) == kRecordBytes && std::is_trivially_copyable_v<Record>);
 
 } // namespace gpuloan::channel

@@ -10,6 +10,7 @@ namespace gpuloan::channel {
 namespace {
 
 constexpr std::uint16_t kDevicesMax = kMaxDevices * sizeof(DeviceEntry);
+constexpr std::uint16_t kLegacyHandle = 64;
 constexpr std::uint16_t kText = kTailMax;
 constexpr std::uint16_t kMetadata = kTailMax;
 
@@ -38,6 +39,10 @@ constexpr std::array<TypeRule, kTypeMax> kRules = {{
     {Type::Denied, "DENIED", 0, kText},
     {Type::RingFilled, "RING_FILLED", 0, 0},
     {Type::RingDrained, "RING_DRAINED", 0, 0},
+    {Type::Tether, "TETHER", 1, 0},
+    {Type::Foreign, "FOREIGN", 0, kLegacyHandle},
+    {Type::Piece, "PIECE", 1, 0},
+    {Type::PiecesTaken, "PIECES_TAKEN", 0, 0},
 }};
 
 constexpr bool in_order() {

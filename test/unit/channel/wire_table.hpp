@@ -109,7 +109,23 @@
   F(RingFilled, reserved, 32, 80)                                                                                      \
   F(RingDrained, slot, 0, 4)                                                                                           \
   F(RingDrained, reserved0, 4, 4)                                                                                      \
-  F(RingDrained, reserved, 8, 104)
+  F(RingDrained, reserved, 8, 104)                                                                                     \
+  F(Foreign, chunk, 0, 8)                                                                                              \
+  F(Foreign, bytes, 8, 8)                                                                                              \
+  F(Foreign, buffer, 16, 8)                                                                                            \
+  F(Foreign, kind, 24, 4)                                                                                              \
+  F(Foreign, access, 28, 4)                                                                                            \
+  F(Foreign, pieces, 32, 4)                                                                                            \
+  F(Foreign, reserved0, 36, 4)                                                                                         \
+  F(Foreign, uuid, 40, 16)                                                                                             \
+  F(Foreign, reserved, 56, 56)                                                                                         \
+  F(Piece, chunk, 0, 8)                                                                                                \
+  F(Piece, bytes, 8, 8)                                                                                                \
+  F(Piece, index, 16, 4)                                                                                               \
+  F(Piece, reserved, 20, 92)                                                                                           \
+  F(PiecesTaken, chunk, 0, 8)                                                                                          \
+  F(PiecesTaken, count, 8, 4)                                                                                          \
+  F(PiecesTaken, reserved, 12, 100)
 
 // F(Type, number, name, struct of its body, descriptors, longest tail)
 #define GPULOAN_WIRE_TYPES(F)                                                                                          \
@@ -135,7 +151,11 @@
   F(Request, 20, "REQUEST", Request, 0, 4096)                                                                          \
   F(Denied, 21, "DENIED", Denied, 0, 4096)                                                                             \
   F(RingFilled, 22, "RING_FILLED", RingFilled, 0, 0)                                                                   \
-  F(RingDrained, 23, "RING_DRAINED", RingDrained, 0, 0)
+  F(RingDrained, 23, "RING_DRAINED", RingDrained, 0, 0)                                                                \
+  F(Tether, 24, "TETHER", Empty, 1, 0)                                                                                 \
+  F(Foreign, 25, "FOREIGN", Foreign, 0, 64)                                                                            \
+  F(Piece, 26, "PIECE", Piece, 1, 0)                                                                                   \
+  F(PiecesTaken, 27, "PIECES_TAKEN", PiecesTaken, 0, 0)
 
 #define GPULOAN_WIRE_BODIES(F)                                                                                         \
   F(Hello)                                                                                                             \
@@ -153,4 +173,7 @@
   F(Request)                                                                                                           \
   F(Denied)                                                                                                            \
   F(RingFilled)                                                                                                        \
-  F(RingDrained)
+  F(RingDrained)                                                                                                       \
+  F(Foreign)                                                                                                           \
+  F(Piece)                                                                                                             \
+  F(PiecesTaken)
