@@ -40,6 +40,11 @@ constexpr FloorRow kFloors[] = {
      "the host rung between two devices, and the memop gate"},
     {GPULOAN_FLOOR_CAPTURE_QUERY, "capture-query", "refusing streams in graph capture",
      "refusing streams in capture: do not pass one"},
+    {GPULOAN_FLOOR_FOREIGN_VMM, "foreign-vmm", "finding out what VMM memory of other allocators is",
+     "nothing else: such memory is copied by the host rung"},
+    {GPULOAN_FLOOR_IPC_MEMORY, "ipc-memory", "the ipc rung: cuMemAlloc memory without a copy",
+     "the ipc rung: cuMemAlloc memory is copied by the host rung"},
+    {GPULOAN_FLOOR_POOLS, "pools", "memory pools that can be shared", "sharing memory pools"},
 };
 
 struct Fact {

@@ -165,7 +165,7 @@ enum gpuloan_loop { GPULOAN_LOOP_THREAD = 0, GPULOAN_LOOP_CALLER = 1 };
 enum gpuloan_engine { GPULOAN_ENGINE_AUTO = 0, GPULOAN_ENGINE_EPOLL = 1, GPULOAN_ENGINE_IO_URING = 2 };
 enum gpuloan_access { GPULOAN_ACCESS_READ = 1, GPULOAN_ACCESS_WRITE = 2 };
 enum gpuloan_memory { GPULOAN_MEMORY_DEVICE = 0, GPULOAN_MEMORY_HOST = 1 };
-enum gpuloan_rung { GPULOAN_RUNG_NONE = 0, GPULOAN_RUNG_VMM = 1, GPULOAN_RUNG_HOST = 8 }; /* bits of a mask */
+enum gpuloan_rung { GPULOAN_RUNG_NONE = 0, GPULOAN_RUNG_VMM = 1, GPULOAN_RUNG_IPC = 4, GPULOAN_RUNG_HOST = 8 }; /* bits of a mask */
 enum gpuloan_gate { GPULOAN_GATE_AUTO = 0, GPULOAN_GATE_MEMOP = 1, GPULOAN_GATE_EVENT = 2, GPULOAN_GATE_HOST = 3 };
 enum gpuloan_policy { GPULOAN_POLICY_BEST = 0, GPULOAN_POLICY_REQUIRE_ZERO_COPY = 1 };
 enum gpuloan_canary { GPULOAN_CANARY_NOT_ATTEMPTED = 0, GPULOAN_CANARY_VERIFIED = 1, GPULOAN_CANARY_DEMOTED = 2 };
@@ -258,7 +258,7 @@ typedef struct gpuloan_stats {
   uint64_t idle_bytes;          /* in chunks without a region, kept for reuse */
   uint64_t retired_bytes;       /* in retired chunks whose last region still lives */
   uint64_t surrendered_bytes;   /* dropped by us, maybe still mapped by a process that holds on */
-  uint64_t quarantined_bytes;
+  uint64_t quarantined_bytes;   /* lent by ipc, or VMM memory of the caller's: kept until a lost peer is proven gone */
   uint64_t imported_bytes;      /* importer: mapped chunks */
   uint64_t copied_bytes;        /* moved by the host rung since the context was made */
   uint32_t gpu_waits;           /* pending GPU-side waits */
@@ -311,6 +311,7 @@ typedef struct gpuloan_peer_info {
   uint32_t pidfd;            /* 1 when its death can be proven by a pidfd */
   uint64_t loans_out;
   char account[64];
+  uint32_t ipc_canary;       /* gpuloan_canary, exporter only */
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);
@@ -346,6 +347,9 @@ GPULOAN_API gpuloan_status gpuloan_region_used_on(gpuloan_region *region, void *
 
 /* ---- Lending (exporter) ------------------------------------------------------------------------------------- */
 
+/* Called from a thread of the library's, without any lock of it; it may lend and end loans, but not destroy the context. */
+typedef void (*gpuloan_release_function)(void *user);
+
 typedef struct gpuloan_lend_options {
   size_t size;
   uint32_t access;       /* gpuloan_access; required */
@@ -357,14 +361,19 @@ typedef struct gpuloan_lend_options {
   void *stream;          /* READY orders what is now enqueued here before the importer's work */
   const void *metadata;  /* opaque, copied; at most GPULOAN_METADATA_MAX bytes */
   size_t metadata_bytes;
+  gpuloan_release_function release; /* NULL, or called exactly once if lend succeeds: when nobody else may touch the */
+  void *release_user;               /* memory any more, which after the loss of a peer may be long after LOAN_ENDED */
 } gpuloan_lend_options;
 
 /* Lends [pointer, pointer + bytes) to `peer`: EXPORT and, behind the work in options->stream, READY. `pointer` lies in a
- * region of the arena (any part of it), or is any other device pointer, which the host rung copies. A range lent for
- * write is lent to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to
- * a peer over vmm waits for one canary loan (canary_timeout_ms).
+ * region of the arena (any part of it), or is any other device pointer, whoever allocated it: the driver is asked what it
+ * is. VMM memory with POSIX FD handles goes over vmm and cuMemAlloc memory over ipc, both without a copy; the rest is
+ * copied by the host rung. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
+ * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to a peer over vmm
+ * or ipc waits for one canary loan (canary_timeout_ms).
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
- * Errors: INVALID, BUSY, CAPTURE, LIMIT, NO_RUNG, PEER_LOST, DEVICE_MEMORY, DRIVER. */
+ * Errors: INVALID (also: memory of another process, which only that process may lend), BUSY, CAPTURE, LIMIT, NO_RUNG,
+ * PEER_LOST, DEVICE_MEMORY, DRIVER. */
 GPULOAN_API gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes,
                                         const gpuloan_lend_options *options, gpuloan_loan **out_loan);
 /* The next turn of a loan lent with keep_open: READY behind the work in `stream`. STATE before DONE of the last turn. */
@@ -392,6 +401,10 @@ GPULOAN_API gpuloan_status gpuloan_request_info_get(const gpuloan_request *reque
  * on success. *out_region is the result and the caller's, as from region_create; *out_loan as from lend. */
 GPULOAN_API gpuloan_status gpuloan_request_grant(gpuloan_request *request, const gpuloan_lend_options *options,
                                                  gpuloan_region **out_region, gpuloan_loan **out_loan);
+/* The same with memory of the caller's own (at least the bytes that were asked for, at `pointer`), as gpuloan_lend would
+ * lend it. Errors as of gpuloan_lend; the request is consumed on success. */
+GPULOAN_API gpuloan_status gpuloan_request_grant_with(gpuloan_request *request, uint64_t pointer,
+                                                      const gpuloan_lend_options *options, gpuloan_loan **out_loan);
 /* Denies it; the importer's loan ends with DENIED and `reason`. Consumes the request. */
 GPULOAN_API gpuloan_status gpuloan_request_deny(gpuloan_request *request, const char *reason);
 
@@ -462,7 +475,7 @@ typedef enum gpuloan_step {
 
 /* "EXPORT" ... "RELEASE". Static. */
 GPULOAN_API const char *gpuloan_step_name(gpuloan_step step);
-GPULOAN_API const char *gpuloan_rung_name(uint32_t rung);  /* "vmm", "host", "none" */
+GPULOAN_API const char *gpuloan_rung_name(uint32_t rung);  /* "vmm", "ipc", "host", "none" */
 GPULOAN_API const char *gpuloan_gate_name(uint32_t gate);  /* "memop", "event", "host", "auto" */
 GPULOAN_API const char *gpuloan_engine_name(uint32_t engine);
 GPULOAN_API const char *gpuloan_memory_state_name(uint32_t state);
@@ -488,8 +501,8 @@ typedef struct gpuloan_loan_report {
   uint32_t memory_state;       /* gpuloan_memory_state, exporter only */
   uint32_t canary;             /* gpuloan_canary of the rung with this peer */
   uint64_t copied_bytes;       /* by the host rung, this side */
-  uint64_t exposed_bytes;      /* bytes beyond the region that the peer could touch: the rest of its chunk. The importer
-                                  knows it in whole KiB */
+  uint64_t exposed_bytes;      /* bytes beyond the region that the peer could touch: the rest of its chunk, or of the
+                                  allocation. The importer knows it in whole KiB */
   uint64_t step_ns[GPULOAN_STEP_COUNT]; /* last turn's; 0: not happened, or not known on this side yet */
   char rung_reason[GPULOAN_TEXT_MAX];   /* exporter: why each better rung was refused; "" when the best was taken */
   char gate_reason[GPULOAN_TEXT_MAX];   /* exporter: likewise for the gate */

@@ -17,7 +17,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.engine > GPULOAN_ENGINE_IO_URING) return fail(GPULOAN_ERR_INVALID, "options.engine is no gpuloan_engine");
   if (in.gate > GPULOAN_GATE_HOST) return fail(GPULOAN_ERR_INVALID, "options.gate is no gpuloan_gate");
   if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
-  if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
+  if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
   if (in.slots > kSlotsMax) return fail(GPULOAN_ERR_INVALID, "options.slots is over " + std::to_string(kSlotsMax));
   if (in.engine == GPULOAN_ENGINE_IO_URING && (in.role != GPULOAN_ROLE_EXPORTER || in.loop != GPULOAN_LOOP_THREAD)) {
     return fail(GPULOAN_ERR_INVALID, "options.engine io_uring is for an exporter with a loop thread");

@@ -44,7 +44,16 @@ Result<loan::LendOptions> convert(const gpuloan_lend_options &in) {
   out.keep_open = in.keep_open != 0;
   out.stream = stream_of(in.stream);
   out.metadata = *metadata;
+  if (in.release != nullptr) out.release = [function = in.release, user = in.release_user] { function(user); };
   return out;
+}
+
+// NULL: everything by default.
+Result<loan::LendOptions> grant_options(const gpuloan_lend_options *options) {
+  if (options == nullptr) return loan::LendOptions();
+  auto given = read_struct(options, "options");
+  if (!given) return forward(std::move(given.error()));
+  return convert(*given);
 }
 
 // Ends the caller's request handle.
@@ -183,19 +192,28 @@ gpuloan_status gpuloan_request_grant(gpuloan_request *request, const gpuloan_len
   return guard([&]() -> Result<void> {
     GPULOAN_TRY(check_request(request));
     if (out_region == nullptr || out_loan == nullptr) return fail(GPULOAN_ERR_INVALID, "out_region or out_loan is NULL");
-    loan::LendOptions wanted;
-    if (options != nullptr) {
-      auto given = read_struct(options, "options");
-      if (!given) return forward(std::move(given.error()));
-      auto converted = convert(*given);
-      if (!converted) return forward(std::move(converted.error()));
-      wanted = *converted;
-    }
+    auto wanted = grant_options(options);
+    if (!wanted) return forward(std::move(wanted.error()));
     loan::Request *from = request_of(request);
-    auto granted = from->exporter->grant(*from, wanted);
+    auto granted = from->exporter->grant(*from, *wanted);
     if (!granted) return forward(std::move(granted.error()));
     *out_region = hand_out(granted->region);
     *out_loan = handle_of(*granted->loan);
+    drop_request(from);
+    return {};
+  });
+}
+
+gpuloan_status gpuloan_request_grant_with(gpuloan_request *request, uint64_t pointer, const gpuloan_lend_options *options, gpuloan_loan **out_loan) {
+  return guard([&]() -> Result<void> {
+    GPULOAN_TRY(check_request(request));
+    if (out_loan == nullptr) return fail(GPULOAN_ERR_INVALID, "out_loan is NULL");
+    auto wanted = grant_options(options);
+    if (!wanted) return forward(std::move(wanted.error()));
+    loan::Request *from = request_of(request);
+    auto granted = from->exporter->grant_with(*from, pointer, *wanted);
+    if (!granted) return forward(std::move(granted.error()));
+    *out_loan = handle_of(**granted);
     drop_request(from);
     return {};
   });

@@ -4,20 +4,55 @@
 namespace gpuloan::loan {
 namespace {
 
+// What every rung without a copy needs of the two sides.
+std::string refuse_sharing(const AdmissionInput& in) {
+  if (in.wanted == GPULOAN_MEMORY_HOST && in.importer.has_device) return "the importer wants host memory";
+  if (!in.importer.has_device) return "the importer has no device";
+  if (!in.same_device) return "the importer works on another device";
+  return "";
+}
+
+std::string refuse_proof(const RungProof& proof) {
+  if (proof.canary == GPULOAN_CANARY_DEMOTED) return "its canary failed with this peer";
+  return proof.unanswered ? "its canary is still unanswered by this peer" : "";
+}
+
+// Memory that cannot be retired has to be kept until nobody of a lost peer is left.
+std::string refuse_keeping(const AdmissionInput& in) {
+  return *in.unprovable == '\0' ? "" : std::string("memory lent this way could never be released if the peer is lost: ") + in.unprovable;
+}
+
+bool has(const SideFloors& side, gpuloan_floor floor) { return (side.floors & static_cast<std::uint32_t>(floor)) != 0; }
+
 // Why vmm cannot carry the loan; "" when it can.
 std::string refuse_vmm(const AdmissionInput& in) {
   if ((in.rungs & GPULOAN_RUNG_VMM) == 0) return "not among the allowed rungs";
   if (in.origin == Origin::ArenaHost) return "the region is host memory";
-  if (in.origin == Origin::Elsewhere) return "the pointer is not in this peer's arena (gpuloan_region_create)";
-  if (in.wanted == GPULOAN_MEMORY_HOST) return in.importer.has_device ? "the importer wants host memory" : "the importer has no device";
-  if (!in.importer.has_device) return "the importer has no device";
-  if (!in.same_device) return "the importer works on another device";
-  if ((in.exporter.floors & GPULOAN_FLOOR_VMM) == 0) return "this device has no VMM memory with POSIX FD handles";
-  if ((in.importer.floors & GPULOAN_FLOOR_VMM) == 0) return "the importer's driver has no VMM memory with POSIX FD handles";
+  if (in.origin == Origin::OtherArena) return "the region was made for another peer";
+  if (in.origin == Origin::Foreign && in.kind != memory::PointerKind::VmmShareable) {
+    return std::string("this is ") + memory::pointer_kind_name(in.kind) + ", not VMM memory with handles (gpuloan_region_create makes some)";
+  }
+  if (auto why = refuse_sharing(in); !why.empty()) return why;
+  if (!has(in.exporter, GPULOAN_FLOOR_VMM)) return "this device has no VMM memory with POSIX FD handles";
+  if (!has(in.importer, GPULOAN_FLOOR_VMM)) return "the importer's driver has no VMM memory with POSIX FD handles";
   if (in.origin == Origin::Nothing) return ""; // no byte is mapped, so there is nothing to prove
-  if (in.vmm_canary == GPULOAN_CANARY_DEMOTED) return "its canary failed with this peer";
-  if (in.vmm_canary_unanswered) return "its canary is still unanswered by this peer";
-  return "";
+  if (in.origin == Origin::Foreign) {
+    if (!has(in.exporter, GPULOAN_FLOOR_FOREIGN_VMM)) return "this driver cannot export VMM memory that others made";
+    if (auto why = refuse_keeping(in); !why.empty()) return why;
+  }
+  return refuse_proof(in.vmm);
+}
+
+std::string refuse_ipc(const AdmissionInput& in) {
+  if ((in.rungs & GPULOAN_RUNG_IPC) == 0) return "not among the allowed rungs";
+  const bool alloc = in.origin == Origin::Foreign && in.kind == memory::PointerKind::Alloc;
+  if (!alloc && in.origin != Origin::Nothing) return "only cuMemAlloc memory has a legacy handle";
+  if (auto why = refuse_sharing(in); !why.empty()) return why;
+  if (!has(in.exporter, GPULOAN_FLOOR_IPC_MEMORY)) return "this driver has no legacy memory handles";
+  if (!has(in.importer, GPULOAN_FLOOR_IPC_MEMORY)) return "the importer's driver has no legacy memory handles";
+  if (in.origin == Origin::Nothing) return "";
+  if (auto why = refuse_keeping(in); !why.empty()) return why;
+  return refuse_proof(in.ipc);
 }
 
 std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
@@ -35,8 +70,10 @@ std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
 Result<Admission> admit(const AdmissionInput& in) {
   const std::string vmm = refuse_vmm(in);
   if (vmm.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Direct, GPULOAN_MEMORY_DEVICE, ""};
+  const std::string ipc = refuse_ipc(in);
+  if (ipc.empty()) return Admission{GPULOAN_RUNG_IPC, Carrier::Direct, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm};
 
-  Admission host{GPULOAN_RUNG_HOST, Carrier::Ring, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm};
+  Admission host{GPULOAN_RUNG_HOST, Carrier::Ring, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm + "; ipc: " + ipc};
   const bool sees_host = in.wanted == GPULOAN_MEMORY_HOST || !in.importer.has_device || in.origin == Origin::ArenaHost;
   if (sees_host) {
     host.memory = GPULOAN_MEMORY_HOST;
@@ -45,7 +82,7 @@ Result<Admission> admit(const AdmissionInput& in) {
   if (in.origin == Origin::ArenaHost || in.origin == Origin::Nothing) host.carrier = Carrier::Direct;
   const std::string refused = refuse_host(in, host.carrier);
   if (refused.empty()) return host;
-  return fail(GPULOAN_ERR_NO_RUNG, "no allowed rung can carry this loan: vmm: " + vmm + "; host: " + refused);
+  return fail(GPULOAN_ERR_NO_RUNG, "no allowed rung can carry this loan: " + host.reason + "; host: " + refused);
 }
 
 Result<GateChoice> choose_gate(gpuloan_gate wanted, const SideFloors& exporter, const SideFloors& importer, bool same_device, bool event_free) {

@@ -4,9 +4,7 @@
 // is known of both sides in, the choice and its words out.
 #pragma once
 
-#include <base/status.hpp>
-
-#include <cstdint>
+#include <memory/pointer_kind.hpp>
 
 namespace gpuloan::loan {
 
@@ -15,7 +13,8 @@ enum class Origin : std::uint8_t {
   Nothing,     // 0 bytes
   ArenaDevice, // device memory of this peer's arena
   ArenaHost,   // host memory of this peer's arena: both sides map it
-  Elsewhere,   // any other device pointer, another peer's arena included
+  OtherArena,  // another peer's arena
+  Foreign,     // memory that the caller's own allocator made; `kind` says how
 };
 
 // How the bytes reach the importer on the chosen rung.
@@ -30,13 +29,20 @@ struct SideFloors {
   std::uint32_t floors = 0; // gpuloan_floor, of the device it works on
 };
 
+// What is known of one rung with one peer.
+struct RungProof {
+  gpuloan_canary canary = GPULOAN_CANARY_NOT_ATTEMPTED;
+  bool unanswered = false; // it was sent, and no answer came yet
+};
+
 struct AdmissionInput {
   Origin origin = Origin::Nothing;
+  memory::PointerKind kind = memory::PointerKind::Unknown; // Origin::Foreign
   gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
   SideFloors exporter, importer;
   bool same_device = false; // by UUID
-  gpuloan_canary vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED;
-  bool vmm_canary_unanswered = false;
+  RungProof vmm, ipc;
+  const char* unprovable = ""; // why it could not be proven that nobody of a lost peer is left; "" where it can (rule 5)
   std::uint32_t rungs = ~0U; // mask of allowed gpuloan_rung
   gpuloan_policy policy = GPULOAN_POLICY_BEST;
 };

@@ -2,7 +2,6 @@
 //
 // A loan at the importer: acquire behind READY, done behind the caller's work, and the end. ACK is sent from one place,
 // end(), and only after our own GPU work on the loan is complete and the hold is dropped.
-#include <loan/canary.hpp>
 #include <loan/importer.hpp>
 
 #include <base/log.hpp>
@@ -36,7 +35,7 @@ void Importer::release_wait(ImportLoan& loan) {
 
 // The loan's GPU work is complete (or there was none): drop the hold, then say so.
 void Importer::end(ImportLoan& loan, Trash& trash) {
-  const auto self = std::static_pointer_cast<ImportLoan>(loan.shared_from_this());
+  if (loan.unmapping) return;
   ImporterPeer& peer = loan.importer_peer();
   release_wait(loan);
   if (peer.from_exporter) peer.from_exporter->forget(loan.id);
@@ -49,12 +48,30 @@ void Importer::end(ImportLoan& loan, Trash& trash) {
   }
   loan.pointer = 0;
   loan.host = nullptr;
-  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
   loan.work = {};
-  if (const auto import = std::exchange(loan.import, nullptr)) {
+  const auto import = std::exchange(loan.import, nullptr);
+  if (import && import->single_use()) { // unmapped first: its owner may free it once the ACK is there
+    peer.imports.erase(import->id);
+    loan.unmapping = true;
+    loan.state = ImportState::Letting;
+    foreign_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan = std::static_pointer_cast<ImportLoan>(loan.shared_from_this()), import] {
+      unmap(*import);
+      const Lock lock(self->mutex_);
+      self->acknowledge(*loan);
+    });
+    return;
+  }
+  if (import) {
     --import->holds;
     if (import->holds == 0 && (import->recalled || peer.lost)) drop_import(peer, import);
   }
+  acknowledge(loan);
+}
+
+void Importer::acknowledge(ImportLoan& loan) {
+  const auto self = std::static_pointer_cast<ImportLoan>(loan.shared_from_this());
+  ImporterPeer& peer = loan.importer_peer();
+  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
   loan.mark(GPULOAN_STEP_UNIMPORT);
   loan.mark(GPULOAN_STEP_ACK);
   if (loan.id != 0) {
@@ -166,6 +183,7 @@ void Importer::on_complete(const std::shared_ptr<ImportLoan>& loan, Result<void>
 Result<bool> Importer::turn_passed(ImportLoan& loan) {
   ImporterPeer& peer = loan.importer_peer();
   if (loan.state != ImportState::Offered || !loan.ready_posted) return false;
+  if (loan.import && loan.import->missing > 0) return false;
   auto passed = gate::passed(loan.ready_post(), true);
   if (!passed || !*passed) return passed;
   if (loan.carrier == Carrier::Ring && loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0) return peer.from_exporter && peer.from_exporter->landed(loan.id, loan.turn);
@@ -186,7 +204,7 @@ Result<void> Importer::import_memory(Lock& lock, const std::shared_ptr<ImportLoa
   if (!import) return {};
   const gpuloan_access access = loan->access;
   lock.unlock();
-  auto address = map(*import, access);
+  auto address = map(loan->importer_peer(), *import, access);
   lock.lock();
   if (!address) {
     Trash trash;
@@ -225,6 +243,7 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
   const bool must_wait = !*passed;
   if (must_wait) {
     if (loan->gate != GPULOAN_GATE_MEMOP || loan->carrier == Carrier::Ring) return fail(GPULOAN_ERR_UNSUPPORTED, "a stream can wait for READY only under the memop gate, on a rung that does not copy on this side");
+    if (loan->import && loan->import->single_use()) return fail(GPULOAN_ERR_UNSUPPORTED, "a stream cannot wait for READY of memory that is unmapped with the loan: that would stand behind the wait (S10)");
     if (gpu_waits_ >= options_.gpu_wait_limit) {
       return fail(GPULOAN_ERR_WAIT_LIMIT, std::to_string(gpu_waits_) + " streams wait on the device already: acquire on the host, or raise the option gpu_wait_limit (more than 7 stop a context)");
     }
@@ -472,56 +491,6 @@ Result<void> Importer::wait_end(const std::shared_ptr<ImportLoan>& loan, std::ui
     return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
   }
   return loan->outcome_result();
-}
-
-// ---- Requests, the canary -----------------------------------------------------------------------------------------
-
-Result<std::shared_ptr<ImportLoan>> Importer::request(const std::shared_ptr<ImporterPeer>& peer, const RequestOptions& options) {
-  const Lock lock(mutex_);
-  if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the exporter is gone: " + peer->loss.text);
-  auto loan = std::make_shared<ImportLoan>(peer);
-  loan->request = peer->next_request++;
-  loan->bytes = options.bytes;
-  loan->access = GPULOAN_ACCESS_WRITE;
-  loan->memory = options.memory;
-  channel::Record record = channel::make_record(channel::Type::Request);
-  record.request.request = loan->request;
-  record.request.bytes = options.bytes;
-  record.request.alignment = options.alignment;
-  record.request.memory = gpu_ ? options.memory : GPULOAN_MEMORY_HOST;
-  record.request.onward = options.onward ? 1 : 0;
-  ++loans_total_;
-  peer->requests.emplace(loan->request, loan);
-  hold(loan->handle, loan); // before anybody can hear of it
-  send(*peer, record, options.metadata);
-  return loan;
-}
-
-Result<void> Importer::work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view) {
-  if (view.pointer == 0 || loan->bytes != kCanaryBytes) return fail(GPULOAN_ERR_PROTOCOL, "the canary has another size here");
-  auto stream = driver::OwnedStream::create(gpu_);
-  if (!stream) return forward(std::move(stream.error()));
-  std::vector<std::byte> bytes(kCanaryBytes);
-  driver::Gpu::Scope scope(*gpu_);
-  GPULOAN_TRY(scope.ok());
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, bytes.data(), view.pointer, bytes.size(), stream->get()));
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()));
-  if (bytes != canary_pattern(false)) return fail(GPULOAN_ERR_FAILED, "the importer does not see the exporter's bytes");
-  for (std::byte& byte : bytes) byte = ~byte;
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, bytes.data(), bytes.size(), stream->get()));
-  GPULOAN_TRY(done(loan, stream->get()));
-  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `bytes` must outlive the copy
-}
-
-void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {
-  // A caller-driven context runs this from its own dispatch, where it must not wait.
-  auto view = acquire(loan, false, nullptr, options_.loop_thread ? 100 : 0);
-  if (!view && view.error().status == GPULOAN_ERR_TIMEOUT) { // READY is on its way
-    completion_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan] { self->answer_canary(loan); });
-    return;
-  }
-  if (!view) return; // it has ended, with the reason
-  if (auto worked = work_canary(loan, *view); !worked) static_cast<void>(give_back(loan, GPULOAN_ERR_FAILED, worked.error().text));
 }
 
 } // namespace gpuloan::loan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The canary: one loan through the production path that proves the vmm rung with a peer before its first use.
+// The canary: one loan through the production path that proves a rung with a peer before its first use.
 //
 // The exporter fills a region of odd size with a pattern and lends it for write; the importer's library (not its caller)
 // maps it, reads it, writes every byte back inverted, and lets go. The exporter compares. A mismatch or a failure demotes
@@ -10,6 +10,7 @@
 #include <loan/exporter.hpp>
 
 #include <base/log.hpp>
+#include <base/reaper.hpp>
 
 namespace gpuloan::loan {
 namespace {
@@ -32,10 +33,11 @@ std::vector<std::byte> canary_pattern(bool answered) {
 }
 
 // The canary's loan has ended: what does it prove?
-void Exporter::judge_canary(Lock& lock, ExporterPeer& peer) {
-  const auto loan = std::exchange(peer.canary_loan, nullptr);
+void Exporter::judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung) {
+  Canary& canary = peer.canary_of(rung);
+  const auto loan = std::exchange(canary.loan, nullptr);
   if (!loan || closed_) return; // another thread judges it, or nobody needs to know
-  memory::Region* region = std::exchange(peer.canary_region, nullptr);
+  const Canary used{{}, false, false, nullptr, std::exchange(canary.region, nullptr), std::exchange(canary.buffer, nullptr)};
   const auto arena = peer.arena;
   std::string wrong = loan->outcome == GPULOAN_OK ? "" : loan->outcome_text;
   const bool look = !peer.lost && wrong.empty();
@@ -45,80 +47,112 @@ void Exporter::judge_canary(Lock& lock, ExporterPeer& peer) {
     std::vector<std::byte> got(kCanaryBytes);
     driver::Gpu::Scope scope(*gpu_);
     Result<void> read = scope.ok();
-    if (read) read = GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, got.data(), region->pointer(), got.size(), stream);
+    if (read) read = GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, got.data(), used.pointer(), got.size(), stream);
     if (read) read = run_stream(*gpu_, stream);
     if (!read) wrong = read.error().text;
     else if (got != canary_pattern(true)) wrong = "the bytes that came back are not the importer's";
   }
-  arena->destroy(region);
+  if (used.region != nullptr) arena->destroy(used.region);
   lock.lock();
-  peer.canary_running = false;
+  canary.running = false;
   if (!peer.lost) {
-    peer.vmm_canary = wrong.empty() ? GPULOAN_CANARY_VERIFIED : GPULOAN_CANARY_DEMOTED;
-    if (!wrong.empty()) GPULOAN_LOG(GPULOAN_LOG_WARNING, "the vmm rung is demoted for peer " + std::to_string(peer.pid) + ": its canary failed: " + wrong);
+    canary.proof.canary = wrong.empty() ? GPULOAN_CANARY_VERIFIED : GPULOAN_CANARY_DEMOTED;
+    if (!wrong.empty()) {
+      GPULOAN_LOG(GPULOAN_LOG_WARNING, std::string("the rung ") + gpuloan_rung_name(rung) + " is demoted for peer " + std::to_string(peer.pid) +
+                                           ": its canary failed: " + wrong);
+    }
   }
   changed_.notify_all();
 }
 
+// Answers that came when nobody waited for them any more.
+void Exporter::judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer) {
+  for (const gpuloan_rung rung : {GPULOAN_RUNG_VMM, GPULOAN_RUNG_IPC}) {
+    const Canary& canary = peer->canary_of(rung);
+    if (!canary.loan || !canary.loan->ended || (!canary.waited && !peer->lost)) continue;
+    post([this, peer, rung] {
+      Lock inner(mutex_);
+      judge_canary(inner, *peer, rung);
+    });
+  }
+}
+
 // Returns once the rung is verified, demoted, or unanswered; an error only where the canary could not be sent.
-Result<void> Exporter::prove_vmm(const std::shared_ptr<ExporterPeer>& peer) {
+Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung) {
   const Deadline deadline = Deadline::after_ms(options_.canary_timeout_ms);
   Lock lock(mutex_);
+  Canary& canary = peer->canary_of(rung);
   bool mine = false;
-  if (peer->vmm_canary == GPULOAN_CANARY_NOT_ATTEMPTED && !peer->canary_running) mine = peer->canary_running = true;
+  if (canary.proof.canary == GPULOAN_CANARY_NOT_ATTEMPTED && !canary.running) mine = canary.running = true;
   if (mine) {
     lock.unlock();
-    auto sent = send_canary(peer);
+    auto sent = send_canary(peer, rung);
     lock.lock();
     if (!sent) {
-      peer->canary_running = false;
+      canary.running = false;
       changed_.notify_all();
       return sent;
     }
-  } else if (peer->canary_running && peer->canary_waited) {
+  } else if (canary.running && canary.waited) {
     return {}; // one caller has waited its time for this answer already
   }
   const bool over = wait(lock, deadline, false, [&] {
-    return !peer->canary_running || peer->lost || (peer->canary_loan && peer->canary_loan->ended);
+    return !canary.running || peer->lost || (canary.loan && canary.loan->ended);
   });
-  if (peer->canary_loan && peer->canary_loan->ended) {
-    judge_canary(lock, *peer);
-  } else if (over && peer->canary_running && !peer->lost) { // another thread is judging
-    static_cast<void>(wait(lock, deadline, false, [&] { return !peer->canary_running || peer->lost; }));
+  if (canary.loan && canary.loan->ended) {
+    judge_canary(lock, *peer, rung);
+  } else if (over && canary.running && !peer->lost) { // another thread is judging
+    static_cast<void>(wait(lock, deadline, false, [&] { return !canary.running || peer->lost; }));
   }
-  if (!over && !peer->canary_waited) {
-    peer->canary_waited = true;
-    GPULOAN_LOG(GPULOAN_LOG_WARNING, "peer " + std::to_string(peer->pid) + " did not answer the vmm rung's canary within " +
-                                         std::to_string(options_.canary_timeout_ms) + " ms; other rungs are used until it does");
+  if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
+  if (!over && !canary.waited) {
+    canary.waited = true;
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "peer " + std::to_string(peer->pid) + " did not answer the canary of the rung " + gpuloan_rung_name(rung) +
+                                         " within " + std::to_string(options_.canary_timeout_ms) + " ms; other rungs are used until it does");
   }
   return {};
 }
 
-Result<void> Exporter::send_canary(const std::shared_ptr<ExporterPeer>& peer) {
-  {
-    const std::lock_guard serial(peer->prepare_mutex);
-    GPULOAN_TRY(prepare_stream(peer->canary_stream));
+Result<void> Exporter::make_canary_memory(ExporterPeer& peer, gpuloan_rung rung) {
+  const std::lock_guard serial(peer.prepare_mutex);
+  GPULOAN_TRY(prepare_stream(peer.canary_stream));
+  Canary& canary = peer.canary_of(rung);
+  if (rung == GPULOAN_RUNG_IPC) {
+    auto buffer = memory::DeviceBuffer::allocate(gpu_, kCanaryBytes);
+    if (!buffer) return forward(std::move(buffer.error()));
+    canary.buffer = std::shared_ptr<memory::DeviceBuffer>(new memory::DeviceBuffer(std::move(*buffer)), [](memory::DeviceBuffer* last) {
+      gpuloan::dispose(std::shared_ptr<memory::DeviceBuffer>(last)); // freeing it waits for the whole context
+    });
+    return {};
   }
-  auto region = peer->arena->create({kCanaryBytes, 0, GPULOAN_ACCESS_WRITE, GPULOAN_MEMORY_DEVICE, false});
+  auto region = peer.arena->create({kCanaryBytes, 0, GPULOAN_ACCESS_WRITE, GPULOAN_MEMORY_DEVICE, false});
   if (!region) return forward(std::move(region.error()));
+  canary.region = *region;
+  return {};
+}
+
+Result<void> Exporter::send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung) {
+  GPULOAN_TRY(make_canary_memory(*peer, rung));
+  Canary& canary = peer->canary_of(rung); // ours alone until `loan` is set
   const auto pattern = canary_pattern(false);
   driver::Gpu::Scope scope(*gpu_);
   Result<void> done = scope.ok();
-  if (done) done = GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, (*region)->pointer(), pattern.data(), pattern.size(), peer->canary_stream.get());
+  if (done) done = GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, canary.pointer(), pattern.data(), pattern.size(), peer->canary_stream.get());
   if (done) done = run_stream(*gpu_, peer->canary_stream.get());
   LendOptions options;
   options.access = GPULOAN_ACCESS_WRITE;
-  options.rungs = GPULOAN_RUNG_VMM;
+  options.rungs = rung;
   options.stream = peer->canary_stream.get();
   options.canary = true;
-  auto loan = done ? lend(peer, (*region)->pointer(), kCanaryBytes, options) : Result<std::shared_ptr<ExportLoan>>(forward(std::move(done.error())));
+  if (canary.buffer) options.release = [kept = canary.buffer] {}; // the buffer lives until the peer cannot touch it any more
+  auto loan = done ? lend(peer, canary.pointer(), kCanaryBytes, options) : Result<std::shared_ptr<ExportLoan>>(forward(std::move(done.error())));
   const Lock lock(mutex_);
   if (!loan) {
-    peer->arena->destroy(*region);
+    if (canary.region != nullptr) peer->arena->destroy(std::exchange(canary.region, nullptr));
+    canary.buffer.reset();
     return forward(std::move(loan.error()));
   }
-  peer->canary_loan = std::move(*loan);
-  peer->canary_region = *region;
+  canary.loan = std::move(*loan);
   return {};
 }
 

@@ -34,7 +34,7 @@ struct ContextOptions {
   gpuloan_role role = GPULOAN_ROLE_EXPORTER;
   bool loop_thread = true;
   gpuloan_engine engine = GPULOAN_ENGINE_AUTO;
-  std::uint32_t rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_HOST;
+  std::uint32_t rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
   gpuloan_gate gate = GPULOAN_GATE_AUTO;
   std::uint32_t gpu_wait_limit = 4;
   std::uint32_t slots = 16384;

@@ -91,17 +91,27 @@ void Exporter::close() noexcept {
       loan->arena.reset();
       loan->reading = {};
       loan->landed = {};
+      peer->released.push_back(std::exchange(loan->release_call, nullptr)); // behind our own last copies
     }
     peer->loans.clear();
-    peer->canary_loan.reset();
+    peer->feeds.clear();
+    peer->vmm_canary.loan.reset();
+    peer->ipc_canary.loan.reset();
+    std::vector<std::shared_ptr<const void>> kept;
+    for (const auto& loan : std::exchange(peer->quarantined, {})) {
+      kept.push_back(std::exchange(loan->release_call, nullptr));
+      kept.push_back(std::exchange(loan->pieces, nullptr));
+    }
     peer->release_memory(true);
     peer->socket.reset();
+    if (!kept.empty()) keep_until_gone(std::move(peer->pidfd), std::move(peer->tether), std::make_shared<decltype(kept)>(std::move(kept)));
     peer->pidfd.reset();
   }
   remembered_.clear();
   peers_.clear();
   lock.unlock();
   held.clear();
+  static_cast<void>(apart_.stop());
   wait_disposed(kDisposeMs);
 }
 
@@ -118,6 +128,7 @@ struct Remains {
   std::unique_ptr<memory::RingSource> to_importer;
   std::unique_ptr<memory::RingSink> from_importer;
   std::shared_ptr<memory::Arena> arena;
+  std::vector<std::shared_ptr<ReleaseCall>> released;
 
   Remains() = default;
   Remains(const Remains&) = delete;
@@ -126,6 +137,7 @@ struct Remains {
     if (!memory::drain_ring(to_importer.get())) static_cast<void>(to_importer.release()); // left to the process
     if (!memory::drain_ring(from_importer.get())) static_cast<void>(from_importer.release());
     arena.reset();
+    released.clear();
   }
 };
 
@@ -148,6 +160,7 @@ void ExporterPeer::release_memory(bool with_arena) noexcept {
     remains->words = std::move(words);
     remains->to_importer = std::move(to_importer);
     remains->from_importer = std::move(from_importer);
+    remains->released = std::move(released);
     if (with_arena) remains->arena = std::move(arena);
     events.clear();
     late_slots.clear();
@@ -263,11 +276,13 @@ Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, chann
 void Exporter::welcome(const std::shared_ptr<ExporterPeer>& peer) {
   auto words = gate::Words::create(options_.slots);
   auto fd = words ? UniqueFd::dup(words->fd()) : Result<UniqueFd>(forward(std::move(words.error())));
-  if (!fd) {
-    refuse(peer, std::move(fd.error()));
+  auto tether = Tether::create();
+  if (!fd || !tether) {
+    refuse(peer, std::move(fd ? tether.error() : fd.error()));
     return;
   }
   peer->words = std::move(*words);
+  peer->tether = std::move(*tether);
   peer->account_ref = accounts_.get(peer->account);
   peer->arena = std::make_shared<memory::Arena>(gpu_, peer->account_ref, options_.idle_bytes);
   peer->generations.assign(options_.slots, 0);
@@ -321,6 +336,11 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
     return {};
   }
   if (peer->phase == Peer::Phase::Checked && type == Type::PagesChecked) {
+    auto fd = peer->tether.for_peer();
+    if (!fd) return forward(std::move(fd.error()));
+    std::vector<UniqueFd> fds;
+    fds.push_back(std::move(*fd));
+    send(*peer, channel::make_record(Type::Tether), {}, std::move(fds));
     peer->phase = Peer::Phase::Ready;
     push_event({GPULOAN_EVENT_PEER_READY, GPULOAN_OK, peer, nullptr, nullptr, ""});
     return {};
@@ -337,6 +357,10 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
       return on_event_handle(*peer, record.event_handle);
     case Type::Unmapped:
       if (!peer->arena->unmapped(record.chunk.chunk)) return fail(GPULOAN_ERR_PROTOCOL, "UNMAPPED names a chunk that was not recalled");
+      return {};
+    case Type::PiecesTaken:
+      peer->piece_credit = std::min(ExporterPeer::kPiecesMax, peer->piece_credit + std::min(record.pieces_taken.count, ExporterPeer::kPiecesMax));
+      feed_pieces(peer);
       return {};
     case Type::RingFilled:
       if (!peer->from_importer) return fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring");
@@ -360,30 +384,6 @@ ExportLoan* Exporter::find_loan(ExporterPeer& peer, std::uint64_t id, std::uint3
   const auto it = peer.loans.find(id);
   if (it == peer.loans.end() || it->second->slot != slot || it->second->generation != generation) return nullptr;
   return it->second.get();
-}
-
-Result<void> Exporter::on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received) {
-  const channel::Request& wire = received.record->request;
-  if (wire.request == 0) return fail(GPULOAN_ERR_PROTOCOL, "a request has the number 0");
-  if (peer->requests >= ExporterPeer::kRequestsMax) {
-    channel::Record record = channel::make_record(channel::Type::Denied);
-    record.denied.request = wire.request;
-    record.denied.status = GPULOAN_ERR_LIMIT;
-    send_text(*peer, record, std::to_string(ExporterPeer::kRequestsMax) + " requests of this peer are not answered yet");
-    return {};
-  }
-  auto request = std::make_shared<Request>();
-  request->exporter = std::static_pointer_cast<Exporter>(shared_from_this());
-  request->peer = peer;
-  request->id = wire.request;
-  request->bytes = wire.bytes;
-  request->alignment = wire.alignment;
-  request->memory = wire.memory == GPULOAN_MEMORY_HOST ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE;
-  request->onward = wire.onward != 0;
-  request->metadata.assign(received.tail.begin(), received.tail.end());
-  ++peer->requests;
-  push_event({GPULOAN_EVENT_REQUEST, GPULOAN_OK, peer, nullptr, std::move(request), ""});
-  return {};
 }
 
 Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventHandle& wire) {
@@ -437,66 +437,11 @@ Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& recei
   return {};
 }
 
-// ---- Loss ---------------------------------------------------------------------------------------------------------
-
-void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
-  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
-  if (peer->key_claimed) keys_.give_back(peer->key);
-  peer->key_claimed = false;
-  ::explicit_bzero(peer->key, sizeof peer->key);
-  const auto loans = peer->loans;
-  for (const auto& [id, loan] : loans) settle_lost(*loan);
-  if (peer->arena) peer->arena->retire();
-  if (peer->arena && peer->dead) peer->arena->holders_gone();
-  // A path may be looked at and left again (that is how a second listener finds out that it is live); a socketpair's other
-  // end was meant for one worker.
-  const bool silent = peer->loss.status == GPULOAN_ERR_PEER_LOST && peer->needs_key;
-  if (peer->phase != Peer::Phase::Ready && !peer->refused && !silent && !closed_) {
-    push_event({GPULOAN_EVENT_PEER_REFUSED, peer->loss.status, nullptr, nullptr, nullptr, peer->loss.text});
-  }
-  report_lost(*peer);
-  request_tick();
-}
-
-// PEER_LOST says that all loans have ended, so it waits for our own copies of the last ones.
-void Exporter::report_lost(ExporterPeer& peer) {
-  if (!peer.lost || peer.closed || peer.loss_reported || !peer.loans.empty() || peer.phase != Peer::Phase::Ready || closed_) return;
-  peer.loss_reported = true;
-  push_event({GPULOAN_EVENT_PEER_LOST, peer.loss.status, peer.shared_from_this(), nullptr, nullptr, peer.loss.text});
-}
-
-void Exporter::on_peer_dead(const std::shared_ptr<Peer>& base) {
-  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
-  peer->dead = true;
-  if (peer->lost && peer->arena) peer->arena->holders_gone();
-  for (const auto& weak : peer->retired) {
-    if (const auto loan = weak.lock()) loan->state = step(loan->state, ExportEvent::Gone).next;
-  }
-  request_tick();
-}
-
-// Once nothing of ours is under way with a lost peer, all but its arena goes; and its pidfd once nothing is counted by it.
-void Exporter::settle_peer(const std::shared_ptr<ExporterPeer>& peer) {
-  if (!peer->memory_released && peer->loans.empty() && !peer->copying() && peer->late_slots.empty() && !peer->canary_loan && !peer->in_loop) {
-    peer->release_memory(false);
-  }
-  if (peer->memory_released && peer->pidfd_in_loop && !awaits_death(*peer)) {
-    engine_->remove(peer->pidfd.get());
-    peer->pidfd_in_loop = false;
-    peer->pidfd.reset();
-    peers_.erase(peer->tag);
-  }
-}
-
-bool Exporter::awaits_death(const Peer& base) const {
-  const auto& peer = static_cast<const ExporterPeer&>(base);
-  if (!peer.arena) return false;
-  const memory::ArenaStats stats = peer.arena->stats();
-  return stats.retired_bytes + stats.surrendered_bytes > 0;
-}
+// ---- Ticks, numbers -----------------------------------------------------------------------------------------------
 
 std::uint64_t Exporter::tick() {
   bool busy = false, sweeping = false;
+  std::uint64_t proof_ns = kNever; // when to ask again for a proof
   const auto peers = remembered_;
   for (const auto& peer : peers) {
     if (!peer->lost && peer->phase != Peer::Phase::Ready && now_ns() - peer->connected_ns > kHandshakeNs) {
@@ -517,18 +462,14 @@ std::uint64_t Exporter::tick() {
     }
     for (const auto& loan : due_) advance(*loan); // may end it, and others if the peer is lost over it
     due_.clear();
-    if (peer->canary_loan && peer->canary_loan->ended && (peer->canary_waited || peer->lost)) {
-      post([this, peer] {
-        Lock inner(mutex_);
-        judge_canary(inner, *peer);
-      });
-    }
+    judge_late_canaries(peer);
+    seek_proof(peer);
+    if (peer->lost && peer->dead && !peer->untethered && awaits_death(*peer)) proof_ns = std::min(proof_ns, std::max(peer->seal_at_ns, now_ns() + kTickMaxNs));
     busy |= peer->copying();
     if (peer->arena && peer->arena->sweep()) sweeping = peer->sweeping = true;
     else if (std::exchange(peer->sweeping, false) && !peer->lost) recall_idle(*peer);
-    if (peer->memory_released && !(peer->arena && (peer->arena->stats().chunks > 0 || peer->arena->stats().surrendered_bytes > 0))) {
-      erase_one(remembered_, peer);
-    }
+    const bool counted = peer->arena && (peer->arena->stats().chunks > 0 || peer->arena->stats().surrendered_bytes > 0);
+    if (peer->memory_released && !counted && peer->quarantined.empty()) erase_one(remembered_, peer);
   }
   const std::uint64_t now = now_ns();
   if (busy) {
@@ -541,6 +482,7 @@ std::uint64_t Exporter::tick() {
   if (listener_back_ns_ != 0 && now >= listener_back_ns_) watch_listener();
   const bool shaking = std::any_of(remembered_.begin(), remembered_.end(), [](const auto& peer) { return peer->phase != Peer::Phase::Ready && !peer->lost; });
   if (sweeping || now < active_until_ns_) return kTickMaxNs;
+  if (proof_ns != kNever) return proof_ns - now;
   if (listener_back_ns_ != 0) return kListenerPauseNs;
   return shaking ? 1'000'000'000 : kNever;
 }
@@ -548,6 +490,7 @@ std::uint64_t Exporter::tick() {
 void Exporter::fill_stats(gpuloan_stats& stats) const {
   for (const auto& peer : remembered_) {
     stats.loans_out += peer->loans.size();
+    for (const auto& loan : peer->quarantined) stats.quarantined_bytes += loan->bytes;
     if (!peer->arena) continue;
     const memory::ArenaStats arena = peer->arena->stats();
     stats.chunks += arena.chunks;
@@ -566,7 +509,8 @@ gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
   info.lost = peer.lost ? 1 : 0;
   info.protocol = peer.version;
   info.has_device = peer.same_device ? 1 : 0;
-  info.vmm_canary = peer.vmm_canary;
+  info.vmm_canary = peer.vmm_canary.proof.canary;
+  info.ipc_canary = peer.ipc_canary.proof.canary;
   info.pidfd = peer.pidfd ? 1 : 0;
   info.loans_out = peer.loans.size();
   peer.account.copy(info.account, sizeof info.account - 1);

@@ -4,13 +4,18 @@
 //
 //   exporter.cpp  who connects and what they send
 //   lend.cpp      a loan's way out: region, rung, gate, EXPORT and READY
-//   settle.cpp    a loan's way back: DONE, ACK, RELEASE, and what a lost peer leaves behind
-//   canary.cpp    the proof of the vmm rung before its first loan
+//   settle.cpp    a loan's way back: DONE, ACK, RELEASE
+//   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
+//   requests.cpp  results that a peer asks for
+//   canary.cpp    the proof of a rung before its first loan
 #pragma once
 
+#include <loan/completion.hpp>
 #include <loan/ledger.hpp>
 #include <loan/loan.hpp>
+#include <loan/tether.hpp>
 #include <memory/arena.hpp>
+#include <memory/device_buffer.hpp>
 #include <memory/host_ring.hpp>
 
 #include <unordered_map>
@@ -54,9 +59,44 @@ struct LendOptions {
   bool keep_open = false;
   cuda::Stream stream = nullptr;
   std::span<const std::byte> metadata;
+  std::function<void()> release; // called once the memory is ours alone again; not when lend() fails
   // The library's own.
   std::uint64_t request = 0;
   bool canary = false;
+};
+
+// A caller's release function: its last reference calls it.
+class ReleaseCall {
+ public:
+  explicit ReleaseCall(std::function<void()> call) : call_(std::move(call)) {}
+  ReleaseCall(const ReleaseCall&) = delete;
+  ReleaseCall& operator=(const ReleaseCall&) = delete;
+  ~ReleaseCall() {
+    if (call_) call_();
+  }
+  void disarm() noexcept { call_ = nullptr; }
+
+ private:
+  std::function<void()> call_;
+};
+
+// Chunks of the caller's VMM memory on their way to an importer.
+struct PieceFeed {
+  std::shared_ptr<ExportLoan> loan;
+  std::shared_ptr<const std::vector<driver::VmmHandle>> pieces;
+  std::uint64_t chunk = 0;
+  std::size_t next = 0;
+};
+
+// The proof of one rung with one peer.
+struct Canary {
+  RungProof proof;
+  bool running = false; // from its sending to its verdict
+  bool waited = false;  // a caller waited in vain: the next ones do not
+  std::shared_ptr<ExportLoan> loan;
+  memory::Region* region = nullptr;             // vmm
+  std::shared_ptr<memory::DeviceBuffer> buffer; // ipc
+  [[nodiscard]] cuda::DevicePtr pointer() const noexcept { return region != nullptr ? region->pointer() : buffer->pointer(); }
 };
 
 struct EventPair {
@@ -86,12 +126,24 @@ class ExporterPeer : public Peer {
   bool memory_released = false; // words, rings, events and streams went to the reaper
   std::unordered_map<std::uint64_t, std::shared_ptr<ExportLoan>> loans; // out, by id
   std::uint64_t next_loan = 1;
+  std::uint64_t foreign_chunks = 0; // numbers given so far
+  static constexpr std::uint32_t kPiecesMax = 64; // descriptors that are not closed at the importer yet
+  std::deque<PieceFeed> feeds;
+  std::uint32_t piece_credit = kPiecesMax;
+  bool feeding = false;
   std::size_t requests = 0; // not answered
   bool dead = false;          // its pidfd fired
+  // The page that its processes keep mapped as long as they may touch lent memory (S17); we never map it.
+  Tether tether;
+  bool untethered = false; // sealed: nobody maps the page any more
+  bool sealing = false;    // a try is under way
+  std::uint64_t seal_at_ns = 0, seal_pause_ns = 0;
   bool sweeping = false;      // freed bytes wait for streams
   bool loss_reported = false; // PEER_LOST was pushed
   bool copies_broken = false; // the driver failed a copy of ours: nothing of it is waited for
   std::vector<std::weak_ptr<ExportLoan>> retired; // ended with the peer, their regions may still live
+  std::vector<std::shared_ptr<ReleaseCall>> released; // at the end of the context, behind our own copies
+  std::vector<std::shared_ptr<ExportLoan>> quarantined; // likewise, their memory waits for the proof
 
   std::mutex prepare_mutex; // making words, rings, events and the copy stream: driver calls without the context's lock
   std::vector<std::unique_ptr<EventPair>> events;
@@ -101,12 +153,8 @@ class ExporterPeer : public Peer {
   driver::OwnedStream canary_stream;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
 
-  // The vmm rung's proof.
-  gpuloan_canary vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED;
-  bool canary_running = false;
-  bool canary_waited = false; // a caller waited in vain: the next ones do not
-  std::shared_ptr<ExportLoan> canary_loan;
-  memory::Region* canary_region = nullptr;
+  Canary vmm_canary, ipc_canary;
+  [[nodiscard]] Canary& canary_of(gpuloan_rung rung) noexcept { return rung == GPULOAN_RUNG_IPC ? ipc_canary : vmm_canary; }
 
   ~ExporterPeer() override { release_memory(true); }
   // Gives words, rings, events and streams, and at the end the arena, to the reaper: some of them can only be given back
@@ -125,6 +173,10 @@ class ExportLoan : public Loan {
   std::shared_ptr<memory::Arena> arena;
   memory::Region* region = nullptr;  // the arena region it lies in, or null
   memory::Region* staging = nullptr; // Carrier::Segment
+  memory::PointerInfo foreign;       // of memory that is not the arena's, as it was when it was lent
+  cuda::IpcMemHandle legacy = {};    // rung ipc
+  std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // rung vmm: they keep the memory, also in quarantine
+  std::shared_ptr<ReleaseCall> release_call;
   cuda::Stream stream = nullptr;     // of the present turn
   std::uint32_t recorded_turn = 0;   // DONE record seen
   driver::OwnedEvent ready_written; // behind a READY that the device writes
@@ -145,6 +197,8 @@ class ExportLoan : public Loan {
   [[nodiscard]] gate::Post done_post() const noexcept {
     return {peer->words, slot, gate::Word::Done, word(), gate, event != nullptr && event->done ? &event->done : nullptr};
   }
+  // The importer maps memory that is not ours to retire.
+  [[nodiscard]] bool shares_foreign() const noexcept { return foreign.bytes != 0 && carrier == Carrier::Direct; }
   [[nodiscard]] gpuloan_memory_state memory_state() const noexcept override;
 };
 
@@ -175,6 +229,7 @@ class Exporter : public Context {
     std::shared_ptr<ExportLoan> loan;
   };
   [[nodiscard]] Result<Grant> grant(Request& request, LendOptions options);
+  [[nodiscard]] Result<std::shared_ptr<ExportLoan>> grant_with(Request& request, std::uint64_t pointer, LendOptions options);
   [[nodiscard]] Result<void> deny(Request& request, std::string_view reason);
   [[nodiscard]] gpuloan_peer_info peer_info(ExporterPeer& peer);
 
@@ -198,9 +253,7 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> on_event_handle(ExporterPeer& peer, const channel::EventHandle& handle);
   void welcome(const std::shared_ptr<ExporterPeer>& peer);
   void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
-  void report_lost(ExporterPeer& peer);
   void watch_listener();
-  void settle_peer(const std::shared_ptr<ExporterPeer>& peer);
   std::shared_ptr<ExporterPeer> adopt_socket(UniqueFd socket);
   [[nodiscard]] ExportLoan* find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const;
 
@@ -208,9 +261,11 @@ class Exporter : public Context {
   struct Place { // where the bytes lie
     Origin origin = Origin::Nothing;
     memory::Region* region = nullptr;
+    memory::PointerInfo foreign;
   };
   [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access);
-  [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, Origin origin, const LendOptions& options);
+  [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options);
+  [[nodiscard]] bool needs_proof(ExporterPeer& peer, const Admission& admission, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
                                                           std::uint64_t bytes, const LendOptions& options, const Admission& admission);
   [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
@@ -219,6 +274,9 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
   [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
   void start_turn(ExportLoan& loan);                                            // lock held
+  [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire); // lock held
+  void feed_pieces(const std::shared_ptr<ExporterPeer>& peer); // lock held; goes on without it
+  [[nodiscard]] bool feed_piece(ExporterPeer& peer);           // no lock
   [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
   void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
 
@@ -229,18 +287,29 @@ class Exporter : public Context {
   [[nodiscard]] Result<bool> landed(ExportLoan& loan);
   void turn_done(ExportLoan& loan);
   void fail_loan(ExportLoan& loan, gpuloan_status status, std::string text);
-  void settle_lost(ExportLoan& loan);
   void free_slot(ExporterPeer& peer, ExportLoan& loan, bool clean);
   void finish(ExportLoan& loan, ExportEvent event);
   void pump(ExporterPeer& peer);
   void announce_ready(ExportLoan& loan);
-  void recall_idle(ExporterPeer& peer, bool everything = false);
+  void recall_idle(ExporterPeer& peer);
   [[nodiscard]] bool copies_pending(ExportLoan& loan);
 
+  // gone.cpp; lock held
+  void settle_lost(ExportLoan& loan);
+  void settle_peer(const std::shared_ptr<ExporterPeer>& peer);
+  void release(ExportLoan& loan); // the memory is ours alone again
+  void seek_proof(const std::shared_ptr<ExporterPeer>& peer);
+  void try_seal(const std::shared_ptr<ExporterPeer>& peer); // no lock
+  void settle_gone(ExporterPeer& peer);
+  void report_lost(ExporterPeer& peer);
+  [[nodiscard]] const char* unprovable(const ExporterPeer& peer) const noexcept;
+
   // canary.cpp
-  [[nodiscard]] Result<void> prove_vmm(const std::shared_ptr<ExporterPeer>& peer);
-  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer);
-  void judge_canary(Lock& lock, ExporterPeer& peer); // lock held, and dropped for the driver's part
+  [[nodiscard]] Result<void> prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung);
+  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung);
+  [[nodiscard]] Result<void> make_canary_memory(ExporterPeer& peer, gpuloan_rung rung); // no lock
+  void judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung); // lock held, and dropped for the driver's part
+  void judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer);
 
   const channel::BootId boot_;
   channel::KeyRing keys_;
@@ -253,6 +322,7 @@ class Exporter : public Context {
   std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count
   std::vector<std::pair<std::shared_ptr<memory::Arena>, memory::Region*>> finished_staging_; // to be destroyed without the lock
   std::vector<std::shared_ptr<ExportLoan>> due_; // tick()'s
+  Completion apart_{true}; // runs release functions and tries to seal tethers: both may take their time
   std::uint64_t active_until_ns_ = 0;
 };
 

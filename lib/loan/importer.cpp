@@ -40,14 +40,19 @@ void Importer::close() noexcept {
     changed_.notify_all();
   }
   const bool quiet = completion_.stop(); // first: they wait, a second at most, for work that uses the memory
-  const bool over = apart_.stop() && quiet;
+  bool over = apart_.stop() && quiet;
+  over = foreign_.stop() && over;
   stop_loop();
   Lock lock(mutex_);
   auto held = clear_handles(); // destroyed last, without the lock
   for (const auto& peer : remembered_) {
     peer->loans.clear();
     peer->requests.clear();
-    if (!over) static_cast<void>(new auto(std::move(peer->imports))); // left mapped: unmapping does not wait for running work (R22)
+    if (!over) { // left mapped, and tied: unmapping does not wait for running work (R22)
+      static_cast<void>(new auto(std::move(peer->imports)));
+      static_cast<void>(new auto(std::move(peer->tether)));
+      static_cast<void>(new auto(std::move(peer->tether_registration)));
+    }
     peer->release_memory(true);
     peer->socket.reset();
     peer->pidfd.reset();
@@ -70,6 +75,8 @@ struct Remains {
   std::unique_ptr<memory::RingSink> from_exporter;
   std::unique_ptr<memory::RingSource> to_exporter;
   decltype(ImporterPeer::limbo) limbo;
+  Mapping tether;
+  driver::HostRegistration tether_registration;
 
   Remains() = default;
   Remains(const Remains&) = delete;
@@ -80,6 +87,9 @@ struct Remains {
       static_cast<void>(new auto(std::move(limbo)));
     }
     if (!memory::drain_ring(to_exporter.get())) static_cast<void>(to_exporter.release());
+    imports.clear();
+    tether_registration = {}; // waits for all work of the context: nothing of ours touches the exporter's memory any more
+    tether.reset();
   }
 };
 
@@ -95,6 +105,10 @@ void ImporterPeer::release_memory(bool mapped) noexcept {
     remains->from_exporter = std::move(from_exporter);
     remains->to_exporter = std::move(to_exporter);
     remains->limbo = std::move(limbo);
+    if (mapped) {
+      remains->tether = std::move(tether);
+      remains->tether_registration = std::move(tether_registration);
+    }
     events.clear();
     limbo.clear();
     if (mapped) imports.clear();
@@ -219,6 +233,12 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
       return on_chunk(*peer, received);
     case Type::Recall:
       return on_recall(*peer, record.chunk.chunk);
+    case Type::Tether:
+      return on_tether(*peer, received);
+    case Type::Foreign:
+      return on_foreign(*peer, received);
+    case Type::Piece:
+      return on_piece(peer, received);
     case Type::Ring:
       return on_ring(*peer, received);
     case Type::EventHandle:
@@ -320,6 +340,7 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
     }
     if (wire.access == GPULOAN_ACCESS_WRITE && it->second->access != GPULOAN_ACCESS_WRITE) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT for write in a read chunk");
     import = it->second;
+    if (import->single_use() && import->holds != 0) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names foreign memory of another loan");
   }
   std::shared_ptr<ImportLoan> loan;
   if (wire.request != 0) {
@@ -335,7 +356,7 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   loan->bytes = wire.bytes;
   loan->access = wire.access == GPULOAN_ACCESS_WRITE ? GPULOAN_ACCESS_WRITE : GPULOAN_ACCESS_READ;
   loan->memory = wire.memory == GPULOAN_MEMORY_HOST ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE;
-  loan->rung = wire.rung == GPULOAN_RUNG_VMM ? GPULOAN_RUNG_VMM : GPULOAN_RUNG_HOST;
+  loan->rung = wire.rung == GPULOAN_RUNG_VMM ? GPULOAN_RUNG_VMM : wire.rung == GPULOAN_RUNG_IPC ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST;
   loan->gate = wire.gate == GPULOAN_GATE_MEMOP ? GPULOAN_GATE_MEMOP : wire.gate == GPULOAN_GATE_EVENT ? GPULOAN_GATE_EVENT : GPULOAN_GATE_HOST;
   loan->carrier = import != nullptr || wire.bytes == 0 ? Carrier::Direct : Carrier::Ring;
   loan->slot = wire.slot;

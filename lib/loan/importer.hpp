@@ -4,7 +4,8 @@
 //
 //   importer.cpp  the connection and what the exporter sends
 //   borrow.cpp    a loan's turns: acquire, done, return, and the end
-//   imports.cpp   chunks that came, and their mappings
+//   imports.cpp   memory that came, and its mappings
+//   answer.cpp    requests, and the answer to a canary
 #pragma once
 
 #include <loan/completion.hpp>
@@ -16,11 +17,22 @@
 
 namespace gpuloan::loan {
 
-// One chunk of the exporter's, mapped at the first loan that needs it and then kept (that is why a loan costs nothing).
+// Foreign memory as it is mapped here; a block with a legacy handle is shared by all loans of it.
+struct ForeignMapping {
+  std::mutex mutex; // making it
+  driver::IpcMapping legacy;
+  std::vector<driver::VmmHandle> pieces;
+  driver::VmmRange range;
+};
+
+enum class ImportKind : std::uint8_t { Vmm, HostPages, Legacy, Pieces };
+
+// Memory of the exporter's that was made known. A chunk of its arena is mapped at the first loan that needs it and then kept
+// (that is why a loan costs nothing); foreign memory serves one loan and is unmapped before that one's ACK.
 struct Import {
   std::uint64_t id = 0;
   std::uint64_t bytes = 0;
-  channel::ChunkKind kind = channel::ChunkKind::Vmm;
+  ImportKind kind = ImportKind::Vmm;
   gpuloan_access access = GPULOAN_ACCESS_READ;
   std::uint32_t holds = 0; // loans in it that have not let go
   bool recalled = false;
@@ -32,6 +44,10 @@ struct Import {
   driver::VmmMapping writable, read_only; // two aliases (V9); access is never flipped in place
   Mapping host;
   driver::HostRegistration registration; // before `host` goes
+  cuda::IpcMemHandle legacy_handle = {};
+  std::shared_ptr<ForeignMapping> foreign; // reset when it is unmapped
+  std::size_t missing = 0; // pieces that did not come yet
+  [[nodiscard]] bool single_use() const noexcept { return kind == ImportKind::Legacy || kind == ImportKind::Pieces; }
 };
 
 struct ImportEvents {
@@ -50,6 +66,10 @@ class ImporterPeer : public Peer {
   void release_memory(bool mapped) noexcept;
   static constexpr std::size_t kImportsMax = 65536;
   std::map<std::uint64_t, std::shared_ptr<Import>> imports;
+  std::map<std::uint64_t, std::weak_ptr<ForeignMapping>> foreign; // by buffer
+  Mapping tether; // never unmapped before everything else of the exporter's is
+  driver::HostRegistration tether_registration;
+  std::mutex tether_mutex;
   std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> loans;    // by the exporter's id
   std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> requests; // by our number, not answered
   std::uint64_t next_request = 1;
@@ -84,6 +104,7 @@ class ImportLoan : public Loan {
   bool gpu_wait = false;  // a stream waits for READY on the device
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
   std::vector<cuda::Stream> streams; // named by used_on
+  bool unmapping = false; // its end is under way
   [[nodiscard]] ImporterPeer& importer_peer() const noexcept { return static_cast<ImporterPeer&>(*peer); }
   [[nodiscard]] ImportEvents* pair() const noexcept {
     const auto& events = importer_peer().events;
@@ -156,11 +177,18 @@ class Importer : public Context {
   // imports.cpp; lock held unless said
   [[nodiscard]] Result<void> on_chunk(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_recall(ImporterPeer& peer, std::uint64_t chunk);
+  [[nodiscard]] Result<void> on_tether(ImporterPeer& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_foreign(ImporterPeer& peer, channel::Received& received);
   struct Address {
     std::uint64_t pointer = 0;
     std::byte* host = nullptr;
   };
-  [[nodiscard]] Result<Address> map(Import& import, gpuloan_access access); // no lock
+  [[nodiscard]] Result<Address> map(ImporterPeer& peer, Import& import, gpuloan_access access); // no lock
+  [[nodiscard]] Result<void> tie(ImporterPeer& peer);
+  [[nodiscard]] Result<void> on_piece(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
+  void take_piece(const std::shared_ptr<ImporterPeer>& peer, const std::shared_ptr<Import>& import, const channel::Piece& piece, UniqueFd fd); // no lock
+  [[nodiscard]] Result<Address> map_foreign(Import& import);
+  static void unmap(Import& import); // no lock; foreign memory
   [[nodiscard]] Result<void> map_device(Import& import, gpuloan_access access);
   [[nodiscard]] Result<void> map_host(Import& import);
   void drop_import(ImporterPeer& peer, std::shared_ptr<Import> import);
@@ -174,6 +202,7 @@ class Importer : public Context {
   void begin_turn(ImportLoan& loan, std::uint32_t turn);
   void complete(ImportLoan& loan, Trash& trash);
   void end(ImportLoan& loan, Trash& trash);
+  void acknowledge(ImportLoan& loan);
   void cancel(ImportLoan& loan, gpuloan_status status, std::string text, Trash& trash);
   void send_done(ImportLoan& loan, std::uint64_t at_ns);
   void release_wait(ImportLoan& loan);
@@ -189,6 +218,7 @@ class Importer : public Context {
   std::vector<std::shared_ptr<ImporterPeer>> remembered_; // every peer whose loans or copies are not over
   Completion completion_;
   Completion apart_; // waits for all work of the context: what it waits for must not hold up the other loans
+  Completion foreign_{true}; // takes pieces, and closes foreign memory, which waits for all work of the context; then the ACK
 };
 
 } // namespace gpuloan::loan

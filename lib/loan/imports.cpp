@@ -3,6 +3,7 @@
 // Chunks at the importer. A chunk's descriptor is kept until the first loan maps it, then closed; the mapping stays until
 // the exporter recalls the chunk or is gone. Holds are counted per loan, so that UNMAPPED is only said when none is left.
 #include <loan/importer.hpp>
+#include <loan/tether.hpp>
 
 #include <base/reaper.hpp>
 
@@ -11,6 +12,12 @@
 #include <sys/stat.h>
 
 namespace gpuloan::loan {
+namespace {
+
+constexpr std::uint32_t kPiecesMax = 1U << 20; // 2 TiB in the smallest chunks
+constexpr std::size_t kForeignSwept = 256; // mappings known by buffer before those that are gone are forgotten
+
+} // namespace
 
 Result<void> Importer::on_chunk(ImporterPeer& peer, channel::Received& received) {
   const channel::Chunk& wire = received.record->chunk;
@@ -19,10 +26,94 @@ Result<void> Importer::on_chunk(ImporterPeer& peer, channel::Received& received)
   auto import = std::make_shared<Import>();
   import->id = wire.chunk;
   import->bytes = wire.bytes;
-  import->kind = wire.kind == static_cast<std::uint32_t>(channel::ChunkKind::HostPages) ? channel::ChunkKind::HostPages : channel::ChunkKind::Vmm;
+  import->kind = wire.kind == static_cast<std::uint32_t>(channel::ChunkKind::HostPages) ? ImportKind::HostPages : ImportKind::Vmm;
   import->access = wire.access == GPULOAN_ACCESS_WRITE ? GPULOAN_ACCESS_WRITE : GPULOAN_ACCESS_READ;
   import->fd = received.fds.take(0);
   peer.imports.emplace(wire.chunk, std::move(import));
+  return {};
+}
+
+Result<void> Importer::on_foreign(ImporterPeer& peer, channel::Received& received) {
+  const channel::Foreign& wire = received.record->foreign;
+  if (wire.chunk == 0 || wire.bytes == 0 || peer.imports.contains(wire.chunk)) return fail(GPULOAN_ERR_PROTOCOL, "FOREIGN names a chunk that is known already");
+  if (peer.imports.size() >= ImporterPeer::kImportsMax) return fail(GPULOAN_ERR_PROTOCOL, "the exporter sent more than " + std::to_string(ImporterPeer::kImportsMax) + " chunks");
+  auto import = std::make_shared<Import>();
+  import->id = wire.chunk;
+  import->bytes = wire.bytes;
+  import->access = wire.access == GPULOAN_ACCESS_WRITE ? GPULOAN_ACCESS_WRITE : GPULOAN_ACCESS_READ;
+  if (wire.kind == static_cast<std::uint32_t>(channel::ForeignKind::Legacy) && received.tail.size() == sizeof import->legacy_handle.reserved) {
+    import->kind = ImportKind::Legacy;
+    std::memcpy(import->legacy_handle.reserved, received.tail.data(), received.tail.size());
+    if (peer.foreign.size() >= kForeignSwept) std::erase_if(peer.foreign, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<ForeignMapping>& known = peer.foreign[wire.buffer];
+    import->foreign = known.lock();
+    if (!import->foreign) known = import->foreign = std::make_shared<ForeignMapping>();
+  } else if (wire.kind == static_cast<std::uint32_t>(channel::ForeignKind::Vmm) && wire.pieces > 0 && wire.pieces <= kPiecesMax) {
+    import->kind = ImportKind::Pieces;
+    import->missing = wire.pieces;
+    import->foreign = std::make_shared<ForeignMapping>();
+  } else {
+    return fail(GPULOAN_ERR_PROTOCOL, "FOREIGN is of no kind that is known here, without its handle, or of too many pieces");
+  }
+  peer.imports.emplace(wire.chunk, std::move(import));
+  return {};
+}
+
+Result<void> Importer::on_piece(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received) {
+  const channel::Piece& wire = received.record->piece;
+  const auto it = peer->imports.find(wire.chunk);
+  std::shared_ptr<Import> import = it != peer->imports.end() ? it->second : nullptr; // none: its loan has ended, they crossed
+  if (import && (import->kind != ImportKind::Pieces || import->missing == 0)) return fail(GPULOAN_ERR_PROTOCOL, "PIECE belongs to no memory that waits for one");
+  foreign_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), peer, import, wire, fd = std::make_shared<UniqueFd>(received.fds.take(0))] {
+    self->take_piece(peer, import, wire, std::move(*fd));
+  });
+  return {};
+}
+
+// Off the loop: each takes the driver some 60 us, and there may be thousands.
+void Importer::take_piece(const std::shared_ptr<ImporterPeer>& peer, const std::shared_ptr<Import>& import, const channel::Piece& piece, UniqueFd fd) {
+  Result<driver::VmmHandle> handle = driver::VmmHandle();
+  if (import && gpu_) handle = driver::VmmHandle::import_fd(gpu_, fd.get(), piece.bytes);
+  fd.reset();
+  Trash trash;
+  const Lock lock(mutex_);
+  channel::Record record = channel::make_record(channel::Type::PiecesTaken);
+  record.pieces_taken.chunk = piece.chunk;
+  record.pieces_taken.count = 1;
+  send(*peer, record);
+  if (!import || import->missing == 0) return;
+  if (handle && piece.index != import->foreign->pieces.size()) handle = fail(GPULOAN_ERR_PROTOCOL, "the pieces of the memory came out of order");
+  if (handle) {
+    import->foreign->pieces.push_back(std::move(*handle));
+    --import->missing;
+  } else {
+    for (const auto& [id, loan] : std::unordered_map(peer->loans)) {
+      if (loan->import == import) cancel(*loan, handle.error().status, handle.error().text, trash);
+    }
+  }
+  dispose(std::move(trash));
+  changed_.notify_all();
+  request_tick();
+}
+
+Result<void> Importer::on_tether(ImporterPeer& peer, channel::Received& received) {
+  if (peer.tether) return fail(GPULOAN_ERR_PROTOCOL, "TETHER came twice");
+  auto mapping = Mapping::map_shared(received.fds.take(0).get(), kTetherBytes);
+  if (!mapping) return forward(std::move(mapping.error()));
+  peer.tether = std::move(*mapping);
+  return {};
+}
+
+// Before any device memory of the exporter's is mapped: from here on the tether shows as long as this process, a child of it
+// or its work on the device may touch that memory.
+Result<void> Importer::tie(ImporterPeer& peer) {
+  const std::lock_guard serial(peer.tether_mutex);
+  if (peer.tether_registration) return {};
+  if (!peer.tether) return fail(GPULOAN_ERR_PROTOCOL, "the exporter sent no tether");
+  if (!gpu_->floors().has(GPULOAN_FLOOR_HOST_REGISTER)) return {}; // the exporter knows
+  auto registration = driver::HostRegistration::create(gpu_, peer.tether.bytes());
+  if (!registration) return forward(std::move(registration.error()));
+  peer.tether_registration = std::move(*registration);
   return {};
 }
 
@@ -37,7 +128,7 @@ Result<void> Importer::on_recall(ImporterPeer& peer, std::uint64_t chunk) {
 void Importer::drop_import(ImporterPeer& peer, std::shared_ptr<Import> import) {
   const std::uint64_t chunk = import->id;
   peer.imports.erase(chunk);
-  if (import->kind == channel::ChunkKind::HostPages) gpuloan::dispose(std::move(import)); // unregistering may take long; unmapping does not
+  if (import->kind == ImportKind::HostPages) gpuloan::dispose(std::move(import)); // unregistering may take long; unmapping does not
   import.reset();
   channel::Record record = channel::make_record(channel::Type::Unmapped);
   record.chunk.chunk = chunk;
@@ -45,7 +136,6 @@ void Importer::drop_import(ImporterPeer& peer, std::shared_ptr<Import> import) {
 }
 
 Result<void> Importer::map_device(Import& import, gpuloan_access access) {
-  if (!gpu_) return fail(GPULOAN_ERR_NO_DEVICE, "device memory was lent to a context without a device");
   if (!import.handle) {
     auto handle = driver::VmmHandle::import_fd(gpu_, import.fd.get(), import.bytes);
     if (!handle) return forward(std::move(handle.error()));
@@ -79,17 +169,53 @@ Result<void> Importer::map_host(Import& import) {
   return {};
 }
 
-// IMPORT: where the chunk lies here. Costs nothing where it is mapped already.
-Result<Importer::Address> Importer::map(Import& import, gpuloan_access access) {
-  const std::lock_guard serial(import.mutex);
-  if (import.kind == channel::ChunkKind::Vmm) {
-    GPULOAN_TRY(map_device(import, access));
-    import.mapped = true;
-    return Address{(access == GPULOAN_ACCESS_WRITE ? import.writable : import.read_only).pointer(), nullptr};
+Result<Importer::Address> Importer::map_foreign(Import& import) {
+  if (!import.foreign) return fail(GPULOAN_ERR_STATE, "the loan has been returned");
+  ForeignMapping& mapping = *import.foreign;
+  const std::lock_guard serial(mapping.mutex);
+  if (import.kind == ImportKind::Pieces) {
+    if (!mapping.range) {
+      auto mapped = driver::VmmRange::map(gpu_, mapping.pieces, import.access == GPULOAN_ACCESS_WRITE ? cuda::AccessReadWrite : cuda::AccessRead);
+      if (!mapped) return forward(std::move(mapped.error()));
+      mapping.range = std::move(*mapped);
+    }
+    return Address{mapping.range.pointer(), nullptr};
   }
-  GPULOAN_TRY(map_host(import));
+  if (!mapping.legacy) {
+    auto opened = driver::IpcMapping::open(gpu_, import.legacy_handle);
+    if (!opened) return forward(std::move(opened.error()));
+    mapping.legacy = std::move(*opened);
+  }
+  return Address{mapping.legacy.pointer(), nullptr};
+}
+
+void Importer::unmap(Import& import) {
+  const std::lock_guard serial(import.mutex);
+  import.foreign.reset();
+  import.mapped = false;
+}
+
+// IMPORT: where the memory lies here. Costs nothing where it is mapped already.
+Result<Importer::Address> Importer::map(ImporterPeer& peer, Import& import, gpuloan_access access) {
+  const std::lock_guard serial(import.mutex);
+  Address at;
+  if (import.kind == ImportKind::HostPages) {
+    GPULOAN_TRY(map_host(import));
+    at = {import.registration ? import.registration.device_pointer() : 0, import.host.data()};
+  } else {
+    if (!gpu_) return fail(GPULOAN_ERR_NO_DEVICE, "device memory was lent to a context without a device");
+    GPULOAN_TRY(tie(peer));
+    if (import.single_use()) {
+      auto mapped = map_foreign(import);
+      if (!mapped) return mapped;
+      at = *mapped;
+    } else {
+      GPULOAN_TRY(map_device(import, access));
+      at.pointer = (access == GPULOAN_ACCESS_WRITE ? import.writable : import.read_only).pointer();
+    }
+  }
   import.mapped = true;
-  return Address{import.registration ? import.registration.device_pointer() : 0, import.host.data()};
+  return at;
 }
 
 // The ring's end at this loan: a buffer of our own, made when the loan arrives so that a loan which nobody has acquired

@@ -11,26 +11,12 @@
 namespace gpuloan::loan {
 namespace {
 
+constexpr std::uint64_t kForeignChunk = std::uint64_t{1} << 63; // above all numbers of the arena's chunks
+
 [[nodiscard]] std::string hex(std::uint64_t value) {
   char text[32];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
   return text;
-}
-
-// That [pointer, pointer + bytes) is device memory of one allocation.
-[[nodiscard]] Result<void> check_foreign(driver::Gpu& gpu, std::uint64_t pointer, std::uint64_t bytes) {
-  unsigned type = 0;
-  std::uint64_t start = 0;
-  std::size_t size = 0;
-  const int attributes[] = {cuda::PointerMemoryType, cuda::PointerRangeStart, cuda::PointerRangeSize};
-  void* values[] = {&type, &start, &size};
-  driver::Gpu::Scope scope(gpu);
-  GPULOAN_TRY(scope.ok());
-  GPULOAN_TRY(GPULOAN_CU(gpu.driver(), cuPointerGetAttributes, 3, attributes, values, pointer));
-  if (type != cuda::MemoryDevice || pointer < start || pointer - start > size || bytes > size - (pointer - start)) {
-    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes is no range of one device allocation");
-  }
-  return {};
 }
 
 } // namespace
@@ -98,12 +84,15 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
     if (access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
       return fail(GPULOAN_ERR_INVALID, "the region was made for read loans; make it with GPULOAN_ACCESS_WRITE to lend it for write");
     }
-    return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region};
+    return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region, {}};
   }
+  bool others = false;
   {
     const Lock lock(mutex_);
     for (const auto& other : remembered_) { // what lies in a chunk of ours can be lent as part of a region alone
-      if (other->arena && other->arena->overlaps(pointer, bytes) && other->arena->find(pointer, bytes) == nullptr) {
+      if (!other->arena || !other->arena->overlaps(pointer, bytes)) continue;
+      others = true;
+      if (other->arena->find(pointer, bytes) == nullptr) {
         return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes lies in the arena and is no part of one live region");
       }
     }
@@ -111,20 +100,29 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
   if (!gpu_) {
     return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is in no region of this peer, and the context has no device (without one, lend the address that gpuloan_region_host gives)");
   }
-  GPULOAN_TRY(check_foreign(*gpu_, pointer, bytes));
-  return Place{Origin::Elsewhere, nullptr};
+  auto info = memory::classify(*gpu_, pointer, bytes);
+  if (!info) return forward(std::move(info.error()));
+  if (info->kind == memory::PointerKind::Unknown || info->kind == memory::PointerKind::Imported) {
+    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is " + memory::pointer_kind_name(info->kind) +
+                                         (info->kind == memory::PointerKind::Unknown ? "" : ": only the process that allocated it may lend it"));
+  }
+  return Place{others ? Origin::OtherArena : Origin::Foreign, nullptr, *info};
 }
 
-Result<Admission> Exporter::admit_to(ExporterPeer& peer, Origin origin, const LendOptions& options) {
+Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options) {
   const Lock lock(mutex_);
   AdmissionInput input;
-  input.origin = origin;
+  input.origin = bytes == 0 ? Origin::Nothing : place.origin;
+  input.kind = place.foreign.kind;
   input.wanted = options.memory;
   input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
   input.importer = peer.floors;
   input.same_device = peer.same_device;
-  input.vmm_canary = options.canary ? GPULOAN_CANARY_VERIFIED : peer.vmm_canary;
-  input.vmm_canary_unanswered = peer.canary_running && !options.canary;
+  if (!options.canary) { // which needs no proof, being one
+    input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
+    input.ipc = {peer.ipc_canary.proof.canary, peer.ipc_canary.running};
+  }
+  input.unprovable = unprovable(peer);
   input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
   input.policy = options.policy;
   return admit(input);
@@ -159,7 +157,9 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   loan->arena = peer->arena;
   loan->region = place.region;
   loan->canary_loan = options.canary;
-  loan->canary = loan->rung == GPULOAN_RUNG_VMM ? peer->vmm_canary : GPULOAN_CANARY_NOT_ATTEMPTED;
+  if (loan->rung != GPULOAN_RUNG_HOST) loan->canary = peer->canary_of(loan->rung).proof.canary;
+  if (place.origin == Origin::Foreign) loan->foreign = place.foreign;
+  if (options.release) loan->release_call = std::make_shared<ReleaseCall>(options.release);
   loan->metadata.assign(options.metadata.begin(), options.metadata.end());
   loan->slot = peer->free_slots.back();
   peer->free_slots.pop_back();
@@ -237,6 +237,16 @@ Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
   if (loan.gate == GPULOAN_GATE_MEMOP && gpu_) GPULOAN_TRY(peer.words.register_with(gpu_));
   if (loan.gate == GPULOAN_GATE_EVENT) GPULOAN_TRY(prepare_event(loan));
   if (loan.bytes == 0) return {};
+  if (loan.rung == GPULOAN_RUNG_IPC) {
+    auto handle = driver::IpcMapping::handle_of(*gpu_, loan.foreign.base);
+    if (!handle) return forward(std::move(handle.error()));
+    loan.legacy = *handle;
+  }
+  if (loan.rung == GPULOAN_RUNG_VMM && loan.shares_foreign()) {
+    auto pieces = memory::retain_chunks(gpu_, loan.pointer, loan.bytes);
+    if (!pieces) return forward(std::move(pieces.error()));
+    loan.pieces = std::make_shared<const std::vector<driver::VmmHandle>>(std::move(*pieces));
+  }
   if (loan.carrier == Carrier::Ring) return prepare_ring(peer, loan.access == GPULOAN_ACCESS_READ);
   if (loan.carrier != Carrier::Segment) return {};
   GPULOAN_TRY(prepare_stream(peer.copy_stream));
@@ -297,34 +307,103 @@ void Exporter::start_turn(ExportLoan& loan) {
   }
 }
 
+// The records that make the loan's memory known, where it is not known yet.
+Result<void> Exporter::announce_memory(ExportLoan& loan, channel::Export& wire) {
+  ExporterPeer& peer = loan.exporter_peer();
+  if (loan.bytes != 0 && loan.shares_foreign()) {
+    channel::Record record = channel::make_record(channel::Type::Foreign);
+    record.foreign.chunk = wire.chunk = kForeignChunk | ++peer.foreign_chunks;
+    record.foreign.bytes = loan.foreign.bytes;
+    record.foreign.buffer = loan.foreign.buffer_id;
+    record.foreign.access = loan.access;
+    std::memcpy(record.foreign.uuid, gpu_->floors().uuid.bytes, sizeof record.foreign.uuid);
+    if (!loan.pieces) {
+      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Legacy);
+      send(peer, record, std::as_bytes(std::span(loan.legacy.reserved)));
+    } else {
+      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Vmm);
+      record.foreign.pieces = static_cast<std::uint32_t>(loan.pieces->size());
+      send(peer, record);
+      peer.feeds.push_back({std::static_pointer_cast<ExportLoan>(loan.shared_from_this()), loan.pieces, wire.chunk, 0});
+      feed_pieces(std::static_pointer_cast<ExporterPeer>(peer.shared_from_this()));
+    }
+    wire.offset = loan.pointer - loan.foreign.base;
+    loan.exposed_bytes = loan.foreign.bytes - loan.bytes;
+    return {};
+  }
+  const memory::Region* shared = loan.staging != nullptr ? loan.staging : loan.carrier == Carrier::Direct ? loan.region : nullptr;
+  if (shared == nullptr || shared->chunk_id() == 0) return {};
+  auto news = loan.arena->announcement(shared);
+  if (!news) return forward(std::move(news.error()));
+  if (news->needed) {
+    channel::Record record = channel::make_record(channel::Type::Chunk);
+    record.chunk.chunk = news->chunk;
+    record.chunk.bytes = news->bytes;
+    record.chunk.kind = static_cast<std::uint32_t>(news->memory == GPULOAN_MEMORY_HOST ? channel::ChunkKind::HostPages : channel::ChunkKind::Vmm);
+    record.chunk.access = news->access;
+    if (gpu_) std::memcpy(record.chunk.uuid, gpu_->floors().uuid.bytes, sizeof record.chunk.uuid);
+    std::vector<UniqueFd> fds;
+    fds.push_back(std::move(news->fd));
+    send(peer, record, {}, std::move(fds));
+    loan.arena->announced(news->chunk);
+    if (peer.lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
+  }
+  const std::uint64_t base = shared->pointer() != 0 ? shared->pointer() : reinterpret_cast<std::uint64_t>(shared->host());
+  wire.chunk = shared->chunk_id();
+  wire.offset = shared->chunk_offset() + (shared == loan.staging ? 0 : loan.pointer - base);
+  loan.exposed_bytes = shared->chunk_bytes() - loan.bytes;
+  return {};
+}
+
+// Making a descriptor takes the driver some 50 us, and there may be thousands: on the thread apart, as far as the importer
+// has closed those that it got.
+void Exporter::feed_pieces(const std::shared_ptr<ExporterPeer>& peer) {
+  if (peer->feeding || peer->feeds.empty() || peer->piece_credit == 0 || peer->lost) return;
+  peer->feeding = true;
+  apart_.run([this, peer] {
+    while (feed_piece(*peer)) {
+    }
+  });
+}
+
+bool Exporter::feed_piece(ExporterPeer& peer) {
+  PieceFeed feed;
+  {
+    const Lock lock(mutex_);
+    const auto over = [](const PieceFeed& at) { return at.loan->ended || at.next == at.pieces->size(); };
+    while (!peer.feeds.empty() && over(peer.feeds.front())) peer.feeds.pop_front();
+    peer.feeding = !peer.feeds.empty() && peer.piece_credit > 0 && !peer.lost && !closed_;
+    if (!peer.feeding) return false;
+    feed = peer.feeds.front();
+  }
+  const driver::VmmHandle& piece = (*feed.pieces)[feed.next];
+  auto fd = piece.export_fd();
+  const Lock lock(mutex_);
+  if (peer.feeds.empty() || peer.feeds.front().chunk != feed.chunk) return true;
+  if (!fd) {
+    fail_loan(*feed.loan, fd.error().status, fd.error().text);
+    peer.feeds.pop_front();
+    return true;
+  }
+  channel::Record record = channel::make_record(channel::Type::Piece);
+  record.piece.chunk = feed.chunk;
+  record.piece.bytes = piece.bytes();
+  record.piece.index = static_cast<std::uint32_t>(feed.next);
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(*fd));
+  send(peer, record, {}, std::move(fds));
+  ++peer.feeds.front().next;
+  --peer.piece_credit;
+  return true;
+}
+
 Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bool ready) {
   ExporterPeer& peer = loan.exporter_peer();
   const Lock lock(mutex_);
   if (peer.lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
-  const memory::Region* shared = loan.staging != nullptr ? loan.staging : loan.carrier == Carrier::Direct ? loan.region : nullptr;
   channel::Record record = channel::make_record(channel::Type::Export);
   channel::Export& wire = record.export_;
-  if (shared != nullptr && shared->chunk_id() != 0) {
-    auto news = loan.arena->announcement(shared);
-    if (!news) return forward(std::move(news.error()));
-    if (news->needed) {
-      channel::Record chunk = channel::make_record(channel::Type::Chunk);
-      chunk.chunk.chunk = news->chunk;
-      chunk.chunk.bytes = news->bytes;
-      chunk.chunk.kind = static_cast<std::uint32_t>(news->memory == GPULOAN_MEMORY_HOST ? channel::ChunkKind::HostPages : channel::ChunkKind::Vmm);
-      chunk.chunk.access = news->access;
-      if (gpu_) std::memcpy(chunk.chunk.uuid, gpu_->floors().uuid.bytes, sizeof chunk.chunk.uuid);
-      std::vector<UniqueFd> fds;
-      fds.push_back(std::move(news->fd));
-      send(peer, chunk, {}, std::move(fds));
-      loan.arena->announced(news->chunk);
-      if (peer.lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
-    }
-    const std::uint64_t base = shared->pointer() != 0 ? shared->pointer() : reinterpret_cast<std::uint64_t>(shared->host());
-    wire.chunk = shared->chunk_id();
-    wire.offset = shared->chunk_offset() + (shared == loan.staging ? 0 : loan.pointer - base);
-    loan.exposed_bytes = shared->chunk_bytes() - loan.bytes;
-  }
+  GPULOAN_TRY(announce_memory(loan, wire));
   if (ready) loan.mark(GPULOAN_STEP_READY);
   loan.mark(GPULOAN_STEP_EXPORT);
   if (ready) loan.step_ns[GPULOAN_STEP_READY] = loan.step_ns[GPULOAN_STEP_EXPORT]; // one record carries both
@@ -357,6 +436,7 @@ void Exporter::abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why
   const Lock lock(mutex_);
   if (loan->ended) return;
   loan->set_outcome(why.status, why.text);
+  if (loan->release_call) loan->release_call->disarm(); // the caller learns from lend() that nothing was lent
   ExporterPeer& peer = loan->exporter_peer();
   // A copy may be queued, and start_turn has not told the arena of the streams.
   for (memory::Region* region : {loan->region, loan->staging}) {
@@ -366,6 +446,13 @@ void Exporter::abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why
   }
   last = drop(loan->handle);
   finish(*loan, ExportEvent::Fail);
+}
+
+// Each rung without a copy is proven before its first loan. Ends: prove() leaves the rung verified, demoted or unanswered.
+bool Exporter::needs_proof(ExporterPeer& peer, const Admission& admission, std::uint64_t bytes, const LendOptions& options) {
+  if (admission.rung == GPULOAN_RUNG_HOST || bytes == 0 || options.canary) return false;
+  const Lock lock(mutex_);
+  return peer.canary_of(admission.rung).proof.canary == GPULOAN_CANARY_NOT_ATTEMPTED;
 }
 
 Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
@@ -382,10 +469,10 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     GPULOAN_TRY(scope.ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, options.stream));
   }
-  auto admission = admit_to(*peer, place->origin, options);
-  if (admission && admission->rung == GPULOAN_RUNG_VMM && bytes > 0 && !options.canary) {
-    GPULOAN_TRY(prove_vmm(peer));
-    admission = admit_to(*peer, place->origin, options);
+  auto admission = admit_to(*peer, *place, bytes, options);
+  while (admission && needs_proof(*peer, *admission, bytes, options)) {
+    GPULOAN_TRY(prove(peer, admission->rung));
+    admission = admit_to(*peer, *place, bytes, options);
   }
   if (!admission) return forward(std::move(admission.error()));
   auto loan = enter(peer, *place, pointer, bytes, options, *admission);
@@ -473,50 +560,6 @@ Result<void> Exporter::wait_end(const std::shared_ptr<ExportLoan>& loan, std::ui
     return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
   }
   return loan->outcome_result();
-}
-
-// ---- Requests -----------------------------------------------------------------------------------------------------
-
-Result<Exporter::Grant> Exporter::grant(Request& request, LendOptions options) {
-  memory::RegionSpec spec;
-  spec.bytes = request.bytes;
-  spec.alignment = request.alignment;
-  spec.access = GPULOAN_ACCESS_WRITE;
-  spec.memory = gpu_ ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
-  spec.own_chunk = request.onward;
-  {
-    const Lock lock(mutex_);
-    if (request.answered) return fail(GPULOAN_ERR_STATE, "the request was answered already");
-  }
-  auto region = create_region(request.peer, spec);
-  if (!region) return forward(std::move(region.error()));
-  options.access = GPULOAN_ACCESS_WRITE;
-  options.request = request.id;
-  options.memory = request.memory;
-  if (options.metadata.empty()) options.metadata = request.metadata;
-  const memory::Region& made = *(*region)->region;
-  const std::uint64_t base = made.pointer() != 0 ? made.pointer() : reinterpret_cast<std::uint64_t>(made.host());
-  auto loan = lend(request.peer, base, request.bytes, options);
-  if (!loan) {
-    static_cast<void>(destroy_region(**region));
-    return forward(std::move(loan.error()));
-  }
-  const Lock lock(mutex_);
-  request.answered = true;
-  --request.peer->requests;
-  return Grant{std::move(*region), std::move(*loan)};
-}
-
-Result<void> Exporter::deny(Request& request, std::string_view reason) {
-  const Lock lock(mutex_);
-  if (request.answered) return fail(GPULOAN_ERR_STATE, "the request was answered already");
-  request.answered = true;
-  --request.peer->requests;
-  channel::Record record = channel::make_record(channel::Type::Denied);
-  record.denied.request = request.id;
-  record.denied.status = GPULOAN_ERR_DENIED;
-  send_text(*request.peer, record, reason.empty() ? "the exporter denied the request" : reason);
-  return {};
 }
 
 } // namespace gpuloan::loan

@@ -94,7 +94,7 @@ void Exporter::advance(ExportLoan& loan) {
   ExportEvent event = ExportEvent::Ack;
   if (loan.settling) {
     const bool exposed = loan.carrier == Carrier::Direct && loan.region != nullptr && loan.bytes > 0;
-    event = exposed ? ExportEvent::LostRetire : ExportEvent::LostRelease;
+    event = loan.shares_foreign() ? ExportEvent::LostQuarantine : exposed ? ExportEvent::LostRetire : ExportEvent::LostRelease;
   }
   finish(loan, event);
 }
@@ -116,14 +116,6 @@ void Exporter::fail_loan(ExportLoan& loan, gpuloan_status status, std::string te
   changed_.notify_all();
 }
 
-void Exporter::settle_lost(ExportLoan& loan) {
-  if (loan.ended || loan.state == ExportState::Preparing) return; // lend() itself sees that the peer is lost
-  ExporterPeer& peer = loan.exporter_peer();
-  if (peer.to_importer) peer.to_importer->forget(loan.id);
-  loan.settling = true;
-  advance(loan); // reads the word once more: what was done before the death counts
-}
-
 // The one place where a loan ends at the exporter.
 void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   const ExportStep next = step(loan.state, event);
@@ -135,7 +127,6 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.mark(GPULOAN_STEP_RELEASE);
   loan.ended = true;
   if (loan.outcome != GPULOAN_OK) ++loans_failed_;
-  ledger_.leave(loan.pointer, loan.bytes, loan.access);
   if (peer.to_importer) peer.to_importer->forget(loan.id);
   if (peer.from_importer) peer.from_importer->forget(loan.id);
   if (loan.staging != nullptr) {
@@ -146,6 +137,11 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   if (loan.event != nullptr && clean) loan.event->in_use = false; // after a loss it may be pending for ever (S5): never again
   free_slot(peer, loan, clean);
   if (loan.state == ExportState::Retired) peer.retired.push_back(self);
+  if (loan.state == ExportState::Quarantined) {
+    peer.quarantined.push_back(self);
+  } else { // the arena's region is the caller's to destroy, also in a retired chunk
+    release(loan);
+  }
   loan.arena.reset();
   loan.reading = {};
   loan.landed = {};
@@ -243,8 +239,8 @@ void Exporter::announce_ready(ExportLoan& loan) {
   send(loan.exporter_peer(), record);
 }
 
-void Exporter::recall_idle(ExporterPeer& peer, bool everything) {
-  for (const std::uint64_t chunk : peer.arena->recall(everything)) {
+void Exporter::recall_idle(ExporterPeer& peer) {
+  for (const std::uint64_t chunk : peer.arena->recall(false)) {
     channel::Record record = channel::make_record(channel::Type::Recall);
     record.chunk.chunk = chunk;
     send(peer, record);

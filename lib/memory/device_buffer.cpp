@@ -5,15 +5,19 @@
 
 namespace gpuloan::memory {
 
+Result<DeviceBuffer> DeviceBuffer::allocate(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes) {
+  DeviceBuffer buffer;
+  driver::Gpu::Scope scope(*gpu);
+  GPULOAN_TRY(scope.ok());
+  GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAlloc, &buffer.allocated_, bytes));
+  buffer.gpu_ = std::move(gpu);
+  return buffer;
+}
+
 Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes) {
+  if (!gpu->floors().has(GPULOAN_FLOOR_VMM)) return allocate(std::move(gpu), bytes);
   DeviceBuffer buffer;
   buffer.gpu_ = gpu;
-  if (!gpu->floors().has(GPULOAN_FLOOR_VMM)) {
-    driver::Gpu::Scope scope(*gpu);
-    GPULOAN_TRY(scope.ok());
-    GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAlloc, &buffer.allocated_, bytes));
-    return buffer;
-  }
   const std::uint64_t unit = std::max<std::uint64_t>(gpu->floors().granularity, 2U << 20);
   if (bytes > UINT64_MAX - unit) return fail(GPULOAN_ERR_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than any device has");
   auto handle = driver::VmmHandle::create(gpu, (bytes + unit - 1) / unit * unit);

@@ -12,6 +12,8 @@ namespace gpuloan::memory {
 class DeviceBuffer {
  public:
   [[nodiscard]] static Result<DeviceBuffer> create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
+  // By cuMemAlloc in any case.
+  [[nodiscard]] static Result<DeviceBuffer> allocate(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();

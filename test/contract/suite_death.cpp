@@ -25,6 +25,13 @@ void one_loan(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::uint6
   lent.ended();
 }
 
+// What became of the memory; memory of the test's own is waited for, as its owner has to before freeing it.
+void expect_lost(const Bench& bench, const Lent& lent) {
+  const std::uint32_t state = lent.report().memory_state;
+  if (!bench.own_memory() || state != GPULOAN_MEMORY_RELEASED) expect_equal(state, bench.lost_state(), "memory_state");
+  if (bench.own_memory()) expect(becomes([&] { return lent.report().memory_state == GPULOAN_MEMORY_RELEASED; }), "quarantined for ever");
+}
+
 void expect_nothing_kept(const Bench& bench, const Exporter& exporter, std::uint64_t used_at_start) {
   const bool process = bench.habitat == Habitat::Process; // a thread's process lives on: what it held still counts
   const auto settled = [&] {
@@ -61,8 +68,7 @@ void killed_worker(const Bench& bench) {
   expect(now_ms() - killed_at < kNoticeMs, "the death was not noticed within 5 s");
   expect_status(waited, GPULOAN_ERR_PEER_LOST, "wait_done when the worker is killed");
   lent.ended(GPULOAN_ERR_PEER_LOST);
-  const std::uint32_t state = lent.report().memory_state;
-  expect_equal(state, bench.zero_copy() ? GPULOAN_MEMORY_RETIRED : GPULOAN_MEMORY_RELEASED, "memory_state");
+  expect_lost(bench, lent);
   const gpuloan_event event = exporter.event(GPULOAN_EVENT_PEER_LOST);
   expect(event.peer == peer && event.text[0] != '\0', "PEER_LOST names another peer or no reason");
   bench.gpu.upload(region.pointer(), region.bytes(), 4);
@@ -97,6 +103,7 @@ void killed_socket_kept(const Bench& bench) {
   expect_status(gpuloan_loan_wait_done(lent, kWaitMs), GPULOAN_ERR_PEER_LOST, "wait_done when the worker is killed");
   expect(now_ms() - killed_at < kNoticeMs, "the death was not noticed within 5 s");
   lent.ended(GPULOAN_ERR_PEER_LOST);
+  expect_lost(bench, lent);
   region.destroy();
   expect_nothing_kept(bench, exporter, used_at_start);
 }
@@ -120,7 +127,7 @@ void done_then_killed(const Bench& bench) {
   lent.ended();
   expect_equal(lent.report().turns_done, 1, "turns_done");
   expect_pattern(bench, region.pointer(), region.bytes(), 6);
-  if (bench.zero_copy()) expect_equal(lent.report().memory_state, GPULOAN_MEMORY_RETIRED, "memory_state");
+  expect_lost(bench, lent);
   region.destroy();
   expect_nothing_kept(bench, exporter, used_at_start);
 }
@@ -150,6 +157,7 @@ void closed_worker(const Bench& bench) {
   gpuloan_loan* granted = nullptr;
   expect_status(gpuloan_request_grant(request.request, nullptr, &region, &granted), GPULOAN_ERR_PEER_LOST, "grant to a peer that is gone");
   expect_ok(gpuloan_request_deny(request.request, "too late"), "deny to a peer that is gone");
+  if (bench.own_memory()) expect(becomes([&] { return exporter.stats().quarantined_bytes == 0; }), "quarantined for ever");
   held_region.destroy();
   offered_region.destroy();
   expect_nothing_kept(bench, exporter, used_at_start);
@@ -192,6 +200,7 @@ void two_workers(const Bench& bench) {
     first->close();
   }
   expect(exporter.event(GPULOAN_EVENT_PEER_LOST).peer == first_peer, "the wrong peer was lost");
+  if (bench.own_memory()) expect(becomes([&] { return exporter.stats().quarantined_bytes == 0; }), "quarantined for ever");
   first.reset();
   wish.acquire();
   wish.fill(13);
@@ -211,6 +220,7 @@ void two_workers(const Bench& bench) {
 int run_victim(int control, int loan_end, const Cell& cell) {
   Gpu gpu(cell.driver.c_str());
   const Bench bench{cell, gpu, Habitat::Process};
+  Region::own_memory = bench.own_memory() ? &gpu : nullptr;
   Exporter exporter(bench);
   expect_ok(gpuloan_context_attach(exporter.get(), loan_end, nullptr), "gpuloan_context_attach");
   gpuloan_peer* peer = exporter.event(GPULOAN_EVENT_PEER_READY).peer;

@@ -144,6 +144,7 @@ void RawClient::shake_hands(const gpuloan_key* key) {
   expect(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pages.fds[0].get(), 0) == MAP_FAILED, "sealed pages can be mapped for writing");
   ::munmap(mapped, pages.record.pages.bytes);
   expect(send(raw_record(channel::Type::PagesChecked)), "the exporter is gone");
+  expect_equal(expect_type(channel::Type::Tether).fds.size(), 1U, "descriptors of TETHER");
 }
 
 } // namespace loan_test

@@ -39,7 +39,13 @@ struct Bench {
   Cell cell;
   Gpu& gpu; // of the test's own thread
   Habitat habitat = Habitat::Process;
-  [[nodiscard]] bool zero_copy() const noexcept { return cell.rung == GPULOAN_RUNG_VMM; }
+  [[nodiscard]] bool zero_copy() const noexcept { return cell.rung != GPULOAN_RUNG_HOST; }
+  // What is lent is memory of the test's own, not of the library's arena.
+  [[nodiscard]] bool own_memory() const noexcept { return cell.rung == GPULOAN_RUNG_IPC; }
+  // What becomes of memory that a lost peer had.
+  [[nodiscard]] gpuloan_memory_state lost_state() const noexcept {
+    return own_memory() ? GPULOAN_MEMORY_QUARANTINED : zero_copy() ? GPULOAN_MEMORY_RETIRED : GPULOAN_MEMORY_RELEASED;
+  }
   // lend() and done() themselves wait for the stream: a held one would hold them.
   [[nodiscard]] bool host_gate() const noexcept { return cell.gate == GPULOAN_GATE_HOST; }
 };
@@ -145,22 +151,27 @@ class Exporter {
   std::vector<gpuloan_event> events_;
 };
 
+// Memory to lend: of the arena, or in cells that lend their own memory a plain allocation.
 class Region {
  public:
+  static Gpu* own_memory; // set for such a cell
   Region(gpuloan_peer* peer, std::uint64_t bytes, gpuloan_access access = GPULOAN_ACCESS_WRITE,
          gpuloan_memory memory = GPULOAN_MEMORY_DEVICE, Where where = Where::current());
   explicit Region(gpuloan_region* made) noexcept : region_(made) {}
-  Region(Region&& other) noexcept : region_(std::exchange(other.region_, nullptr)) {}
+  Region(std::uint64_t allocated, std::uint64_t bytes) noexcept : allocated_(allocated), bytes_(bytes) {}
+  Region(Region&& other) noexcept
+      : region_(std::exchange(other.region_, nullptr)), allocated_(std::exchange(other.allocated_, 0)), bytes_(other.bytes_) {}
   Region& operator=(Region&&) = delete;
   ~Region();
   [[nodiscard]] gpuloan_region* get() const noexcept { return region_; }
-  [[nodiscard]] std::uint64_t pointer() const { return gpuloan_region_pointer(region_); }
-  [[nodiscard]] std::uint64_t bytes() const { return gpuloan_region_bytes(region_); }
+  [[nodiscard]] std::uint64_t pointer() const { return region_ != nullptr ? gpuloan_region_pointer(region_) : allocated_; }
+  [[nodiscard]] std::uint64_t bytes() const { return region_ != nullptr ? gpuloan_region_bytes(region_) : bytes_; }
   void destroy(Where where = Where::current()); // has to succeed
   void forget() noexcept { region_ = nullptr; } // it ends with its context
 
  private:
   gpuloan_region* region_ = nullptr;
+  std::uint64_t allocated_ = 0, bytes_ = 0;
 };
 
 struct LendArgs {

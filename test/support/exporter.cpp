@@ -68,7 +68,14 @@ gpuloan_stats Exporter::stats() const {
 
 // ---- Region -------------------------------------------------------------------------------------------------------
 
+Gpu* Region::own_memory = nullptr;
+
 Region::Region(gpuloan_peer* peer, std::uint64_t bytes, gpuloan_access access, gpuloan_memory memory, Where where) {
+  if (own_memory != nullptr && memory == GPULOAN_MEMORY_DEVICE) {
+    bytes_ = bytes;
+    if (bytes > 0) allocated_ = own_memory->alloc(bytes);
+    return;
+  }
   auto options = init<gpuloan_region_options>();
   options.bytes = bytes;
   options.access = access;
@@ -78,9 +85,13 @@ Region::Region(gpuloan_peer* peer, std::uint64_t bytes, gpuloan_access access, g
 
 Region::~Region() {
   if (region_ != nullptr) static_cast<void>(gpuloan_region_destroy(region_));
+  if (allocated_ != 0) own_memory->free(allocated_);
 }
 
-void Region::destroy(Where where) { expect_ok(gpuloan_region_destroy(std::exchange(region_, nullptr)), "gpuloan_region_destroy", where); }
+void Region::destroy(Where where) {
+  if (region_ != nullptr) expect_ok(gpuloan_region_destroy(std::exchange(region_, nullptr)), "gpuloan_region_destroy", where);
+  if (allocated_ != 0) own_memory->free(std::exchange(allocated_, 0));
+}
 
 // ---- Loans --------------------------------------------------------------------------------------------------------
 
@@ -136,6 +147,13 @@ Granted grant(const Bench& bench, gpuloan_request* request, const LendArgs& args
   const gpuloan_lend_options options = lend_options(bench, args);
   gpuloan_region* region = nullptr;
   gpuloan_loan* loan = nullptr;
+  if (bench.own_memory()) {
+    auto info = init<gpuloan_request_info>();
+    expect_ok(gpuloan_request_info_get(request, &info), "gpuloan_request_info_get", where);
+    Region own(info.bytes > 0 ? bench.gpu.alloc(info.bytes) : 0, info.bytes);
+    expect_ok(gpuloan_request_grant_with(request, own.pointer(), &options, &loan), "gpuloan_request_grant_with", where);
+    return {std::move(own), Lent(loan)};
+  }
   expect_ok(gpuloan_request_grant(request, &options, &region, &loan), "gpuloan_request_grant", where);
   return {Region(region), Lent(loan)};
 }

@@ -48,6 +48,7 @@ const char* reason_to_skip(const Bench& bench, const Case& test) {
 } // namespace
 
 Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only) {
+  Region::own_memory = bench.own_memory() ? &bench.gpu : nullptr;
   Totals totals;
   int number = 0;
   for (const Case& test : cases) {

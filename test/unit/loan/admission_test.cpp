@@ -15,7 +15,9 @@ using namespace gpuloan::loan;
 namespace {
 
 constexpr std::uint32_t kVmmBit = GPULOAN_RUNG_VMM;
+constexpr std::uint32_t kIpcBit = GPULOAN_RUNG_IPC;
 constexpr std::uint32_t kHostBit = GPULOAN_RUNG_HOST;
+using gpuloan::memory::PointerKind;
 constexpr SideFloors kNoDevice = {false, 0};
 constexpr SideFloors kBare = {true, GPULOAN_FLOOR_MEMOPS};
 constexpr SideFloors kFull = {true, ~0U};
@@ -24,22 +26,37 @@ constexpr SideFloors kNoVmm = {true, ~static_cast<std::uint32_t>(GPULOAN_FLOOR_V
 std::string describe(const AdmissionInput& in) {
   return "origin " + std::to_string(static_cast<int>(in.origin)) + " wanted " + std::to_string(in.wanted) + " exporter " +
          std::to_string(in.exporter.has_device) + "/" + std::to_string(in.exporter.floors & GPULOAN_FLOOR_VMM) + " importer " +
-         std::to_string(in.importer.has_device) + "/" + std::to_string(in.importer.floors & GPULOAN_FLOOR_VMM) + " same " +
-         std::to_string(in.same_device) + " canary " + std::to_string(in.vmm_canary) + "/" + std::to_string(in.vmm_canary_unanswered) +
-         " rungs " + std::to_string(in.rungs) + " policy " + std::to_string(in.policy);
+         std::to_string(in.importer.has_device) + "/" + std::to_string(in.importer.floors & GPULOAN_FLOOR_VMM) + " kind " + std::to_string(static_cast<int>(in.kind)) + " same " +
+         std::to_string(in.same_device) + " canaries " + std::to_string(in.vmm.canary) + "/" + std::to_string(in.vmm.unanswered) + " " +
+         std::to_string(in.ipc.canary) + "/" + std::to_string(in.ipc.unanswered) + " unprovable '" + in.unprovable  + "' rungs " +
+         std::to_string(in.rungs) + " policy " + std::to_string(in.policy);
 }
 
 bool has_vmm(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_VMM) != 0; }
+bool has_ipc(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_IPC_MEMORY) != 0; }
+bool proven(const RungProof& proof) { return proof.canary != GPULOAN_CANARY_DEMOTED && !proof.unanswered; }
+// Memory that is not ours can only be kept, so there must be a way to tell when to stop.
+bool keepable(const AdmissionInput& in) { return *in.unprovable == '\0'; }
 
 // The importer maps the chunk itself, on the same device, and the way there was proven (or there is nothing to prove).
 bool vmm_can(const AdmissionInput& in) {
-  const bool in_arena = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
-  const bool proven = in.origin == Origin::Nothing || (in.vmm_canary != GPULOAN_CANARY_DEMOTED && !in.vmm_canary_unanswered);
-  return (in.rungs & kVmmBit) != 0 && in_arena && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
-         in.same_device && proven;
+  const bool ours = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
+  const bool theirs = in.origin == Origin::Foreign && in.kind == PointerKind::VmmShareable && keepable(in) &&
+                      (in.exporter.floors & GPULOAN_FLOOR_FOREIGN_VMM) != 0;
+  return (in.rungs & kVmmBit) != 0 && (ours || theirs) && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
+         in.same_device && (in.origin == Origin::Nothing || proven(in.vmm));
 }
 
-bool host_copies(const AdmissionInput& in) { return in.origin == Origin::ArenaDevice || in.origin == Origin::Elsewhere; }
+// The importer opens the block by its legacy handle, which only cuMemAlloc memory has.
+bool ipc_can(const AdmissionInput& in) {
+  const bool block = in.origin == Origin::Foreign && in.kind == PointerKind::Alloc && keepable(in) && proven(in.ipc);
+  return (in.rungs & kIpcBit) != 0 && (block || in.origin == Origin::Nothing) && in.wanted == GPULOAN_MEMORY_DEVICE && has_ipc(in.exporter) &&
+         has_ipc(in.importer) && in.same_device;
+}
+
+bool host_copies(const AdmissionInput& in) {
+  return in.origin == Origin::ArenaDevice || in.origin == Origin::OtherArena || in.origin == Origin::Foreign;
+}
 
 // Copies go through host memory that the exporter's device knows, and over the ring the importer's too.
 bool host_can(const AdmissionInput& in) {
@@ -52,18 +69,18 @@ bool host_can(const AdmissionInput& in) {
 
 void check_chosen(const AdmissionInput& in, const Admission& out) {
   CHECK((static_cast<std::uint32_t>(out.rung) & in.rungs) != 0); // never one that was not allowed
-  CHECK(out.rung == (vmm_can(in) ? GPULOAN_RUNG_VMM : GPULOAN_RUNG_HOST));
+  CHECK(out.rung == (vmm_can(in) ? GPULOAN_RUNG_VMM : ipc_can(in) ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST));
   const bool copies = out.carrier != Carrier::Direct;
   if (in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) CHECK_FALSE(copies);
-  if (out.rung == GPULOAN_RUNG_VMM) {
+  if (out.rung == GPULOAN_RUNG_VMM) CHECK(out.reason.empty());
+  else CHECK(out.reason.starts_with("vmm: "));
+  if (out.rung != GPULOAN_RUNG_HOST) {
     CHECK_FALSE(copies);
     CHECK(out.memory == GPULOAN_MEMORY_DEVICE);
-    CHECK(out.reason.empty());
     return;
   }
   CHECK(copies == host_copies(in));
-  CHECK(out.reason.starts_with("vmm: "));
-  CHECK(out.reason.size() > 5);
+  CHECK(out.reason.find("; ipc: ") != std::string::npos);
   const bool host_memory = in.wanted == GPULOAN_MEMORY_HOST || !in.importer.has_device || in.origin == Origin::ArenaHost;
   CHECK(out.memory == (host_memory ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE));
   if (out.carrier == Carrier::Ring) { // it ends in a buffer on the importer's device
@@ -76,7 +93,7 @@ void check_chosen(const AdmissionInput& in, const Admission& out) {
 void check(const AdmissionInput& in) {
   CAPTURE(describe(in));
   const auto out = admit(in);
-  REQUIRE(out.has_value() == (vmm_can(in) || host_can(in)));
+  REQUIRE(out.has_value() == (vmm_can(in) || ipc_can(in) || host_can(in)));
   if (out) {
     check_chosen(in, *out);
     return;
@@ -91,27 +108,48 @@ void check(const AdmissionInput& in) {
   CHECK(text[vmm + 5] != ';'); // a reason, not only a name
 }
 
+constexpr int kMemoryCount = 11;
+
 template <typename Visit>
 void each_input(Visit visit) {
   constexpr std::array kSides = {kNoDevice, kBare, kFull};
-  constexpr std::array<std::uint32_t, 6> kMasks = {0, kVmmBit, kHostBit, kVmmBit | kHostBit, 0x6, ~0U};
+  constexpr std::array<std::uint32_t, 6> kMasks = {0, kVmmBit, kIpcBit, kHostBit, kVmmBit | kHostBit, ~0U};
+  struct Memory {
+    Origin origin;
+    PointerKind kind;
+  };
+  constexpr Memory kMemories[] = {{Origin::Nothing, PointerKind::Unknown},       {Origin::ArenaDevice, PointerKind::Unknown},
+                                  {Origin::ArenaHost, PointerKind::Unknown},     {Origin::OtherArena, PointerKind::VmmShareable},
+                                  {Origin::Foreign, PointerKind::Alloc},         {Origin::Foreign, PointerKind::PoolShareable},
+                                  {Origin::Foreign, PointerKind::PoolPrivate},   {Origin::Foreign, PointerKind::VmmShareable},
+                                  {Origin::Foreign, PointerKind::VmmPrivate},    {Origin::Foreign, PointerKind::Managed},
+                                  {Origin::Foreign, PointerKind::HostAlloc}};
+  static_assert(std::size(kMemories) == kMemoryCount);
   AdmissionInput in;
-  for (const Origin origin : {Origin::Nothing, Origin::ArenaDevice, Origin::ArenaHost, Origin::Elsewhere})
+  for (const auto& [origin, kind] : kMemories)
     for (const gpuloan_memory wanted : {GPULOAN_MEMORY_DEVICE, GPULOAN_MEMORY_HOST})
       for (const SideFloors& exporter : kSides)
         for (const SideFloors& importer : kSides)
           for (const bool same : {false, true})
             for (const gpuloan_canary canary : {GPULOAN_CANARY_NOT_ATTEMPTED, GPULOAN_CANARY_VERIFIED, GPULOAN_CANARY_DEMOTED})
               for (const bool unanswered : {false, true})
-                for (const std::uint32_t rungs : kMasks)
-                  for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
-                    in = {origin, wanted, exporter, importer, same, canary, unanswered, rungs, policy};
-                    visit(in);
-                  }
+                for (const char* unprovable : {"", "nobody can tell"})
+                  for (const std::uint32_t rungs : kMasks)
+                    for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
+                      const RungProof proof = {canary, unanswered};
+                      in = {origin, kind, wanted, exporter, importer, same, proof, proof, unprovable, rungs, policy};
+                      visit(in);
+                    }
 }
 
 AdmissionInput everyday() {
-  return {Origin::ArenaDevice, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, GPULOAN_CANARY_VERIFIED, false, kVmmBit | kHostBit, GPULOAN_POLICY_BEST};
+  constexpr RungProof kProven = {GPULOAN_CANARY_VERIFIED, false};
+  return {Origin::ArenaDevice, PointerKind::Unknown, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
+}
+
+void foreign(AdmissionInput& in, PointerKind kind) {
+  in.origin = Origin::Foreign;
+  in.kind = kind;
 }
 
 // A change of the everyday case, what it gives, and a part of the reason.
@@ -130,16 +168,16 @@ constexpr auto kHostMemory = GPULOAN_MEMORY_HOST;
 constexpr Row kRows[] = {
     {"everyday", [](AdmissionInput&) {}, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
     {"not yet proven",
-     [](AdmissionInput& in) { in.vmm_canary = GPULOAN_CANARY_NOT_ATTEMPTED; },
+     [](AdmissionInput& in) { in.vmm.canary = GPULOAN_CANARY_NOT_ATTEMPTED; },
      GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
     {"nothing to lend",
-     [](AdmissionInput& in) { in.origin = Origin::Nothing; in.vmm_canary = GPULOAN_CANARY_DEMOTED; },
+     [](AdmissionInput& in) { in.origin = Origin::Nothing; in.vmm.canary = GPULOAN_CANARY_DEMOTED; },
      GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
     {"vmm forbidden", [](AdmissionInput& in) { in.rungs = kHostBit; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "not among the allowed"},
     {"demoted",
-     [](AdmissionInput& in) { in.vmm_canary = GPULOAN_CANARY_DEMOTED; },
+     [](AdmissionInput& in) { in.vmm.canary = GPULOAN_CANARY_DEMOTED; },
      GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "canary failed"},
-    {"unanswered", [](AdmissionInput& in) { in.vmm_canary_unanswered = true; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "unanswered"},
+    {"unanswered", [](AdmissionInput& in) { in.vmm.unanswered = true; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "unanswered"},
     {"other device", [](AdmissionInput& in) { in.same_device = false; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "another device"},
     {"no VMM here", [](AdmissionInput& in) { in.exporter = kNoVmm; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "this device has no VMM"},
     {"no VMM there",
@@ -163,15 +201,27 @@ constexpr Row kRows[] = {
     {"host region, zero-copy",
      [](AdmissionInput& in) { in.origin = Origin::ArenaHost; in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
      GPULOAN_RUNG_HOST, Carrier::Direct, kHostMemory, "is host memory"},
-    {"foreign pointer",
-     [](AdmissionInput& in) { in.origin = Origin::Elsewhere; },
-     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "not in this peer's arena"},
-    {"foreign pointer, zero-copy",
-     [](AdmissionInput& in) { in.origin = Origin::Elsewhere; in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
-     GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "requires zero-copy"},
-    {"foreign pointer, vmm only",
-     [](AdmissionInput& in) { in.origin = Origin::Elsewhere; in.rungs = kVmmBit; },
+    {"another peer's region",
+     [](AdmissionInput& in) { in.origin = Origin::OtherArena; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "made for another peer"},
+    {"cuMemAlloc", [](AdmissionInput& in) { foreign(in, PointerKind::Alloc); }, GPULOAN_RUNG_IPC, Carrier::Direct, kDevice, "cuMemAlloc memory"},
+    {"cuMemAlloc, vmm only",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.rungs = kVmmBit; },
      GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "host: not among the allowed"},
+    {"cuMemAlloc, death cannot be proven",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.unprovable = "no pidfd"; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "ipc: memory lent this way could never be released if the peer is lost: no pidfd"},
+    {"cuMemAlloc, demoted",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.ipc.canary = GPULOAN_CANARY_DEMOTED; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "ipc: its canary failed"},
+    {"pool, zero-copy",
+     [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate), in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
+     GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "requires zero-copy"},
+    {"VMM of others", [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable); }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"VMM of others, death cannot be proven",
+     [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable), in.unprovable = "no pidfd"; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "vmm: memory lent this way"},
+    {"managed", [](AdmissionInput& in) { foreign(in, PointerKind::Managed); }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "managed memory"},
     {"nothing allowed",
      [](AdmissionInput& in) { in.rungs = 0; },
      GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "vmm: not among the allowed"},
@@ -185,7 +235,7 @@ TEST_CASE("admission: everything it may be asked") {
     check(in);
     ++count;
   });
-  CHECK(count == 4 * 2 * 3 * 3 * 2 * 3 * 2 * 6 * 2);
+  CHECK(count == kMemoryCount * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 6 * 2);
 }
 
 TEST_CASE("admission: more allowed rungs never refuse more") {

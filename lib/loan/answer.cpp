@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+//
+// What the importer's library says of itself: a request for a result, and the answer to a canary.
+#include <loan/canary.hpp>
+#include <loan/importer.hpp>
+
+namespace gpuloan::loan {
+
+Result<std::shared_ptr<ImportLoan>> Importer::request(const std::shared_ptr<ImporterPeer>& peer, const RequestOptions& options) {
+  const Lock lock(mutex_);
+  if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the exporter is gone: " + peer->loss.text);
+  auto loan = std::make_shared<ImportLoan>(peer);
+  loan->request = peer->next_request++;
+  loan->bytes = options.bytes;
+  loan->access = GPULOAN_ACCESS_WRITE;
+  loan->memory = options.memory;
+  channel::Record record = channel::make_record(channel::Type::Request);
+  record.request.request = loan->request;
+  record.request.bytes = options.bytes;
+  record.request.alignment = options.alignment;
+  record.request.memory = gpu_ ? options.memory : GPULOAN_MEMORY_HOST;
+  record.request.onward = options.onward ? 1 : 0;
+  ++loans_total_;
+  peer->requests.emplace(loan->request, loan);
+  hold(loan->handle, loan); // before anybody can hear of it
+  send(*peer, record, options.metadata);
+  return loan;
+}
+
+Result<void> Importer::work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view) {
+  if (view.pointer == 0 || loan->bytes != kCanaryBytes) return fail(GPULOAN_ERR_PROTOCOL, "the canary has another size here");
+  auto stream = driver::OwnedStream::create(gpu_);
+  if (!stream) return forward(std::move(stream.error()));
+  std::vector<std::byte> bytes(kCanaryBytes);
+  driver::Gpu::Scope scope(*gpu_);
+  GPULOAN_TRY(scope.ok());
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, bytes.data(), view.pointer, bytes.size(), stream->get()));
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()));
+  if (bytes != canary_pattern(false)) return fail(GPULOAN_ERR_FAILED, "the importer does not see the exporter's bytes");
+  for (std::byte& byte : bytes) byte = ~byte;
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, bytes.data(), bytes.size(), stream->get()));
+  GPULOAN_TRY(done(loan, stream->get()));
+  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `bytes` must outlive the copy
+}
+
+void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {
+  // A caller-driven context runs this from its own dispatch, where it must not wait.
+  auto view = acquire(loan, false, nullptr, options_.loop_thread ? 100 : 0);
+  if (!view && view.error().status == GPULOAN_ERR_TIMEOUT) { // READY is on its way
+    completion_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan] { self->answer_canary(loan); });
+    return;
+  }
+  if (!view) return; // it has ended, with the reason
+  if (auto worked = work_canary(loan, *view); !worked) static_cast<void>(give_back(loan, GPULOAN_ERR_FAILED, worked.error().text));
+}
+
+} // namespace gpuloan::loan

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#include <loan/tether.hpp>
+
+#include <base/log.hpp>
+#include <base/mapping.hpp>
+#include <base/thread.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <fcntl.h>
+#include <new>
+#include <poll.h>
+
+namespace gpuloan::loan {
+namespace {
+
+constexpr std::chrono::milliseconds kFirstPause{10}, kLongestPause{1000};
+
+void await_death(int pidfd) noexcept {
+  pollfd death = {pidfd, POLLIN, 0};
+  while (::poll(&death, 1, -1) < 0 && errno == EINTR) {
+  }
+}
+
+} // namespace
+
+Result<Tether> Tether::create() {
+  auto fd = create_memfd("gpuloan-tether", kTetherBytes);
+  if (!fd) return forward(std::move(fd.error()));
+  Tether made;
+  made.fd_ = std::move(*fd);
+  return made;
+}
+
+bool Tether::let_go() const noexcept { return ::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0; }
+
+void keep_until_gone(UniqueFd pidfd, Tether tether, std::shared_ptr<void> kept) noexcept {
+  if (!pidfd) {
+    static_cast<void>(new auto(std::move(kept)));
+    return;
+  }
+  auto* held = new (std::nothrow) auto(std::move(kept));
+  if (held == nullptr) return;
+  try {
+    start_thread("gpuloan-keep", [pidfd = std::move(pidfd), tether = std::move(tether), held] {
+      await_death(pidfd.get());
+      for (auto pause = kFirstPause; !tether.let_go(); pause = std::min(pause * 2, kLongestPause)) std::this_thread::sleep_for(pause);
+      delete held;
+    }).detach();
+  } catch (...) {
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "no thread to watch for the end of a lost peer: what it may still touch is kept for ever");
+  }
+}
+
+} // namespace gpuloan::loan
