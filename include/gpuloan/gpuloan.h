@@ -363,12 +363,16 @@ typedef struct gpuloan_lend_options {
   size_t metadata_bytes;
   gpuloan_release_function release; /* NULL, or called exactly once if lend succeeds: when nobody else may touch the */
   void *release_user;               /* memory any more, which after the loss of a peer may be long after LOAN_ENDED */
+  uint32_t exclusive;    /* 1: for a region of another peer's that is lent on as it is: that peer unmaps it first (TIMEOUT
+                            after canary_timeout_ms, PEER_LOST when it is gone and may still write it) */
 } gpuloan_lend_options;
 
 /* Lends [pointer, pointer + bytes) to `peer`: EXPORT and, behind the work in options->stream, READY. `pointer` lies in a
  * region of the arena (any part of it), or is any other device pointer, whoever allocated it: the driver is asked what it
  * is. VMM memory with POSIX FD handles goes over vmm and cuMemAlloc memory over ipc, both without a copy; the rest is
- * copied by the host rung. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
+ * copied, on the device where the peer works on the same one (vmm, with copied_bytes), else by the host rung. A region of
+ * another peer's is lent on for read as it is where it has its chunk to itself (the report's `writers` says who may still
+ * write it), else as a copy. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
  * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to a peer over vmm
  * or ipc waits for one canary loan (canary_timeout_ms).
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
@@ -391,7 +395,7 @@ typedef struct gpuloan_request_info {
   uint64_t bytes;
   uint64_t alignment;
   uint32_t memory;           /* gpuloan_memory the importer wants to see */
-  uint32_t onward;           /* 1: the result will be lent on, it gets its own chunk (lending on copies, so far) */
+  uint32_t onward;           /* 1: the result will be lent on, so it gets a chunk of its own and needs no copy then */
   const void *metadata;      /* valid until grant or deny */
   size_t metadata_bytes;
 } gpuloan_request_info;
@@ -500,13 +504,14 @@ typedef struct gpuloan_loan_report {
   gpuloan_status outcome;      /* OK while open */
   uint32_t memory_state;       /* gpuloan_memory_state, exporter only */
   uint32_t canary;             /* gpuloan_canary of the rung with this peer */
-  uint64_t copied_bytes;       /* by the host rung, this side */
+  uint64_t copied_bytes;       /* on this side: by the host rung, or on the device where vmm lends a copy */
   uint64_t exposed_bytes;      /* bytes beyond the region that the peer could touch: the rest of its chunk, or of the
                                   allocation. The importer knows it in whole KiB */
   uint64_t step_ns[GPULOAN_STEP_COUNT]; /* last turn's; 0: not happened, or not known on this side yet */
   char rung_reason[GPULOAN_TEXT_MAX];   /* exporter: why each better rung was refused; "" when the best was taken */
   char gate_reason[GPULOAN_TEXT_MAX];   /* exporter: likewise for the gate */
   char outcome_text[GPULOAN_TEXT_MAX];  /* the sentence for a failed loan */
+  char writers[GPULOAN_TEXT_MAX];       /* exporter: who else may still write the lent memory; "" for nobody */
 } gpuloan_loan_report;
 
 /* The exporter's report of an ended loan has all eight steps (the importer's travel in the ACK); the importer's lacks

@@ -42,6 +42,7 @@ Result<loan::LendOptions> convert(const gpuloan_lend_options &in) {
   out.gate = static_cast<gpuloan_gate>(in.gate);
   out.memory = static_cast<gpuloan_memory>(in.memory);
   out.keep_open = in.keep_open != 0;
+  out.exclusive = in.exclusive != 0;
   out.stream = stream_of(in.stream);
   out.metadata = *metadata;
   if (in.release != nullptr) out.release = [function = in.release, user = in.release_user] { function(user); };

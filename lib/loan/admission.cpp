@@ -28,19 +28,37 @@ bool has(const SideFloors& side, gpuloan_floor floor) { return (side.floors & st
 std::string refuse_vmm(const AdmissionInput& in) {
   if ((in.rungs & GPULOAN_RUNG_VMM) == 0) return "not among the allowed rungs";
   if (in.origin == Origin::ArenaHost) return "the region is host memory";
-  if (in.origin == Origin::OtherArena) return "the region was made for another peer";
-  if (in.origin == Origin::Foreign && in.kind != memory::PointerKind::VmmShareable) {
+  if (in.origin == Origin::OtherArena && in.access == GPULOAN_ACCESS_WRITE) return "the region was made for another peer, which may still write it";
+  if (in.origin == Origin::OtherArena && !in.alone) return "the region shares its chunk with others of the peer it was made for";
+  const bool ours = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
+  if (!ours && in.kind != memory::PointerKind::VmmShareable) {
     return std::string("this is ") + memory::pointer_kind_name(in.kind) + ", not VMM memory with handles (gpuloan_region_create makes some)";
   }
   if (auto why = refuse_sharing(in); !why.empty()) return why;
   if (!has(in.exporter, GPULOAN_FLOOR_VMM)) return "this device has no VMM memory with POSIX FD handles";
   if (!has(in.importer, GPULOAN_FLOOR_VMM)) return "the importer's driver has no VMM memory with POSIX FD handles";
   if (in.origin == Origin::Nothing) return ""; // no byte is mapped, so there is nothing to prove
-  if (in.origin == Origin::Foreign) {
+  if (!ours) {
     if (!has(in.exporter, GPULOAN_FLOOR_FOREIGN_VMM)) return "this driver cannot export VMM memory that others made";
     if (auto why = refuse_keeping(in); !why.empty()) return why;
   }
   return refuse_proof(in.vmm);
+}
+
+std::string refuse_room(const AdmissionInput& in) {
+  if (in.bytes <= in.free_bytes) return "";
+  return "a copy needs " + std::to_string(in.bytes) + " bytes of the device beside the original, " + std::to_string(in.free_bytes) + " are free";
+}
+
+// Why no copy on the device into a chunk of this peer's.
+std::string refuse_stage(const AdmissionInput& in) {
+  if ((in.rungs & GPULOAN_RUNG_VMM) == 0) return "not among the allowed rungs";
+  if (in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) return "the policy requires zero-copy";
+  if (in.origin != Origin::Foreign && in.origin != Origin::OtherArena) return "the memory is the peer's own";
+  if (auto why = refuse_sharing(in); !why.empty()) return why;
+  if (!has(in.exporter, GPULOAN_FLOOR_VMM) || !has(in.importer, GPULOAN_FLOOR_VMM)) return "a side has no VMM memory with POSIX FD handles";
+  if (auto why = refuse_proof(in.vmm); !why.empty()) return why;
+  return refuse_room(in);
 }
 
 std::string refuse_ipc(const AdmissionInput& in) {
@@ -62,6 +80,7 @@ std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
   if (!direct && in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) return "it copies, and the policy requires zero-copy";
   if (!direct && (in.exporter.floors & kRegister) == 0) return "this device cannot register host memory";
   if (carrier == Carrier::Ring && (in.importer.floors & kRegister) == 0) return "the importer's device cannot register host memory";
+  if (carrier == Carrier::Ring && in.same_device) return refuse_room(in); // the importer works on a buffer of its own
   return "";
 }
 
@@ -73,7 +92,11 @@ Result<Admission> admit(const AdmissionInput& in) {
   const std::string ipc = refuse_ipc(in);
   if (ipc.empty()) return Admission{GPULOAN_RUNG_IPC, Carrier::Direct, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm};
 
-  Admission host{GPULOAN_RUNG_HOST, Carrier::Ring, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm + "; ipc: " + ipc};
+  const std::string reason = "vmm: " + vmm + "; ipc: " + ipc;
+  const std::string stage = refuse_stage(in);
+  if (stage.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Stage, GPULOAN_MEMORY_DEVICE, reason};
+
+  Admission host{GPULOAN_RUNG_HOST, Carrier::Ring, GPULOAN_MEMORY_DEVICE, reason + "; device copy: " + stage};
   const bool sees_host = in.wanted == GPULOAN_MEMORY_HOST || !in.importer.has_device || in.origin == Origin::ArenaHost;
   if (sees_host) {
     host.memory = GPULOAN_MEMORY_HOST;

@@ -19,7 +19,8 @@ enum class Origin : std::uint8_t {
 
 // How the bytes reach the importer on the chosen rung.
 enum class Carrier : std::uint8_t {
-  Direct,  // it maps the chunk that holds them
+  Direct,  // it maps the memory that holds them
+  Stage,   // it maps a chunk of its arena; the exporter copies between that and the region, on the device
   Segment, // the exporter's DMA moves them between the region and a host chunk that both map
   Ring,    // both sides' DMA move them through the ring; the importer works on a buffer of its own
 };
@@ -38,6 +39,10 @@ struct RungProof {
 struct AdmissionInput {
   Origin origin = Origin::Nothing;
   memory::PointerKind kind = memory::PointerKind::Unknown; // Origin::Foreign
+  bool alone = false; // Origin::OtherArena: the region shares its chunk with no other
+  gpuloan_access access = GPULOAN_ACCESS_READ;
+  std::uint64_t bytes = 0;
+  std::uint64_t free_bytes = UINT64_MAX; // of the device: a copy needs room beside the original
   gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
   SideFloors exporter, importer;
   bool same_device = false; // by UUID

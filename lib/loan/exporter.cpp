@@ -357,6 +357,7 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
       return on_event_handle(*peer, record.event_handle);
     case Type::Unmapped:
       if (!peer->arena->unmapped(record.chunk.chunk)) return fail(GPULOAN_ERR_PROTOCOL, "UNMAPPED names a chunk that was not recalled");
+      changed_.notify_all();
       return {};
     case Type::PiecesTaken:
       peer->piece_credit = std::min(ExporterPeer::kPiecesMax, peer->piece_credit + std::min(record.pieces_taken.count, ExporterPeer::kPiecesMax));

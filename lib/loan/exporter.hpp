@@ -57,6 +57,7 @@ struct LendOptions {
   gpuloan_gate gate = GPULOAN_GATE_AUTO;
   gpuloan_memory memory = GPULOAN_MEMORY_DEVICE;
   bool keep_open = false;
+  bool exclusive = false; // another peer's region: that one unmaps it first
   cuda::Stream stream = nullptr;
   std::span<const std::byte> metadata;
   std::function<void()> release; // called once the memory is ours alone again; not when lend() fails
@@ -172,7 +173,7 @@ class ExportLoan : public Loan {
   std::uint64_t pointer = 0;
   std::shared_ptr<memory::Arena> arena;
   memory::Region* region = nullptr;  // the arena region it lies in, or null
-  memory::Region* staging = nullptr; // Carrier::Segment
+  memory::Region* staging = nullptr; // Carrier::Segment, Stage
   memory::PointerInfo foreign;       // of memory that is not the arena's, as it was when it was lent
   cuda::IpcMemHandle legacy = {};    // rung ipc
   std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // rung vmm: they keep the memory, also in quarantine
@@ -181,10 +182,10 @@ class ExportLoan : public Loan {
   std::uint32_t recorded_turn = 0;   // DONE record seen
   driver::OwnedEvent ready_written; // behind a READY that the device writes
   bool gate_passed = false;
-  driver::OwnedEvent landed; // Carrier::Segment, write: behind the copy from the staging pages
+  driver::OwnedEvent landed; // staged, write: behind the copy from the staging region
   bool landing = false;
   bool posting = false; // ready() is at work without the lock: nothing ends the loan until it is through
-  driver::OwnedEvent reading; // Carrier::Segment, read: behind the copy into the staging pages
+  driver::OwnedEvent reading; // staged, read: behind the copy into the staging region
   bool acked = false;
   bool settling = false; // the peer is lost; ends once our own copies are over
   bool finish_sent = false;
@@ -197,6 +198,7 @@ class ExportLoan : public Loan {
   [[nodiscard]] gate::Post done_post() const noexcept {
     return {peer->words, slot, gate::Word::Done, word(), gate, event != nullptr && event->done ? &event->done : nullptr};
   }
+  [[nodiscard]] bool staged() const noexcept { return carrier == Carrier::Segment || carrier == Carrier::Stage; }
   // The importer maps memory that is not ours to retire.
   [[nodiscard]] bool shares_foreign() const noexcept { return foreign.bytes != 0 && carrier == Carrier::Direct; }
   [[nodiscard]] gpuloan_memory_state memory_state() const noexcept override;
@@ -261,9 +263,15 @@ class Exporter : public Context {
   struct Place { // where the bytes lie
     Origin origin = Origin::Nothing;
     memory::Region* region = nullptr;
-    memory::PointerInfo foreign;
+    memory::PointerInfo foreign; // Foreign, OtherArena
+    bool alone = false;          // OtherArena
+    std::shared_ptr<ExporterPeer> owner; // OtherArena
+    const memory::Region* owned = nullptr;
+    std::string writers;         // OtherArena: who may still write it
   };
   [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access);
+  [[nodiscard]] Result<void> make_exclusive(Place& place); // no lock
+  [[nodiscard]] std::uint64_t free_bytes(ExporterPeer& peer); // no lock
   [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] bool needs_proof(ExporterPeer& peer, const Admission& admission, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,

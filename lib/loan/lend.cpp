@@ -84,15 +84,25 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
     if (access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
       return fail(GPULOAN_ERR_INVALID, "the region was made for read loans; make it with GPULOAN_ACCESS_WRITE to lend it for write");
     }
-    return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region, {}};
+    return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region, {}, false, nullptr, nullptr, ""};
   }
-  bool others = false;
+  Place place;
+  place.origin = Origin::Foreign;
   {
     const Lock lock(mutex_);
     for (const auto& other : remembered_) { // what lies in a chunk of ours can be lent as part of a region alone
       if (!other->arena || !other->arena->overlaps(pointer, bytes)) continue;
-      others = true;
-      if (other->arena->find(pointer, bytes) == nullptr) {
+      const memory::Region* region = other->arena->find(pointer, bytes);
+      if (region != nullptr) {
+        place.origin = Origin::OtherArena;
+        place.alone = region->alone();
+        place.owner = other;
+        place.owned = region;
+        if (region->spec().access == GPULOAN_ACCESS_WRITE) {
+          place.writers = "process " + std::to_string(other->pid) + (other->account.empty() ? "" : " (" + other->account + ")") +
+                          ", for which the region was made, may still map it for writing";
+        }
+      } else {
         return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes lies in the arena and is no part of one live region");
       }
     }
@@ -106,26 +116,66 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
     return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is " + memory::pointer_kind_name(info->kind) +
                                          (info->kind == memory::PointerKind::Unknown ? "" : ": only the process that allocated it may lend it"));
   }
-  return Place{others ? Origin::OtherArena : Origin::Foreign, nullptr, *info};
+  place.foreign = *info;
+  return place;
+}
+
+// The peer that a region was made for unmaps its chunk, so that nobody writes it during a loan to another. Waits as long as
+// for a canary: a peer that holds a loan in the chunk has to give it back first.
+Result<void> Exporter::make_exclusive(Place& place) {
+  const std::uint64_t chunk = place.owner->arena->begin_unmap(place.owned);
+  Lock lock(mutex_);
+  if (chunk != 0) {
+    channel::Record record = channel::make_record(channel::Type::Recall);
+    record.chunk.chunk = chunk;
+    send(*place.owner, record);
+  }
+  const auto unmapped = [&] { return !place.owner->arena->mapped(place.owned); };
+  const bool over = wait(lock, Deadline::after_ms(options_.canary_timeout_ms), false, [&] { return unmapped() || place.owner->lost; });
+  if (unmapped()) {
+    place.writers.clear();
+    return {};
+  }
+  if (over) return fail(GPULOAN_ERR_PEER_LOST, "not exclusive: the peer that the region was made for is lost, and may still write it");
+  return fail(GPULOAN_ERR_TIMEOUT, "not exclusive: the peer that the region was made for did not unmap it within " +
+                                       std::to_string(options_.canary_timeout_ms) + " ms; end its loans in it first");
+}
+
+// Room for a copy: what the device has, and what lies idle in this peer's arena.
+std::uint64_t Exporter::free_bytes(ExporterPeer& peer) {
+  std::size_t free = 0, total = 0;
+  const driver::Gpu::Scope scope(*gpu_);
+  if (!scope.ok() || gpu_->driver().call.cuMemGetInfo(&free, &total) != cuda::Success) return UINT64_MAX; // the allocation will tell
+  return free + peer.arena->stats().idle_bytes;
 }
 
 Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options) {
-  const Lock lock(mutex_);
   AdmissionInput input;
-  input.origin = bytes == 0 ? Origin::Nothing : place.origin;
-  input.kind = place.foreign.kind;
-  input.wanted = options.memory;
-  input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
-  input.importer = peer.floors;
-  input.same_device = peer.same_device;
-  if (!options.canary) { // which needs no proof, being one
-    input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
-    input.ipc = {peer.ipc_canary.proof.canary, peer.ipc_canary.running};
+  {
+    const Lock lock(mutex_);
+    input.origin = bytes == 0 ? Origin::Nothing : place.origin;
+    input.kind = place.foreign.kind;
+    input.alone = place.alone;
+    input.access = options.access;
+    input.bytes = bytes;
+    input.wanted = options.memory;
+    input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
+    input.importer = peer.floors;
+    input.same_device = peer.same_device;
+    if (!options.canary) { // which needs no proof, being one
+      input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
+      input.ipc = {peer.ipc_canary.proof.canary, peer.ipc_canary.running};
+    }
+    input.unprovable = unprovable(peer);
+    input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
+    input.policy = options.policy;
   }
-  input.unprovable = unprovable(peer);
-  input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
-  input.policy = options.policy;
-  return admit(input);
+  auto admission = admit(input);
+  if (admission && (admission->carrier == Carrier::Stage || admission->carrier == Carrier::Ring) && bytes > 0) {
+    input.free_bytes = free_bytes(peer);
+    admission = admit(input);
+  }
+  return admission;
 }
 
 Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
@@ -158,7 +208,8 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   loan->region = place.region;
   loan->canary_loan = options.canary;
   if (loan->rung != GPULOAN_RUNG_HOST) loan->canary = peer->canary_of(loan->rung).proof.canary;
-  if (place.origin == Origin::Foreign) loan->foreign = place.foreign;
+  loan->foreign = place.foreign;
+  if (loan->shares_foreign()) loan->writers = place.writers;
   if (options.release) loan->release_call = std::make_shared<ReleaseCall>(options.release);
   loan->metadata.assign(options.metadata.begin(), options.metadata.end());
   loan->slot = peer->free_slots.back();
@@ -248,9 +299,10 @@ Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
     loan.pieces = std::make_shared<const std::vector<driver::VmmHandle>>(std::move(*pieces));
   }
   if (loan.carrier == Carrier::Ring) return prepare_ring(peer, loan.access == GPULOAN_ACCESS_READ);
-  if (loan.carrier != Carrier::Segment) return {};
+  if (!loan.staged()) return {};
   GPULOAN_TRY(prepare_stream(peer.copy_stream));
-  auto staging = loan.arena->create({loan.bytes, 0, options.access, GPULOAN_MEMORY_HOST, false});
+  const gpuloan_memory memory = loan.carrier == Carrier::Stage ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
+  auto staging = loan.arena->create({loan.bytes, 0, options.access, memory, false});
   if (!staging) return forward(std::move(staging.error()));
   loan.staging = *staging;
   return {};
@@ -272,11 +324,15 @@ Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
     GPULOAN_TRY(gate::join(gpu_, ring, streams));
     return false;
   }
-  if (copies && loan.carrier == Carrier::Segment) {
+  if (copies && loan.staged()) {
     if (gate::is_cpu(stream)) stream = peer.copy_stream.get();
     auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
     if (!event) return forward(std::move(event.error()));
-    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, loan.staging->host(), loan.pointer, loan.bytes, stream));
+    if (loan.carrier == Carrier::Stage) {
+      GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyAsync, loan.staging->pointer(), loan.pointer, loan.bytes, stream));
+    } else {
+      GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, loan.staging->host(), loan.pointer, loan.bytes, stream));
+    }
     GPULOAN_TRY(event->record(stream));
     loan.reading = std::move(*event);
   }
@@ -469,6 +525,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     GPULOAN_TRY(scope.ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, options.stream));
   }
+  if (options.exclusive && place->origin == Origin::OtherArena && place->alone) GPULOAN_TRY(make_exclusive(*place));
   auto admission = admit_to(*peer, *place, bytes, options);
   while (admission && needs_proof(*peer, *admission, bytes, options)) {
     GPULOAN_TRY(prove(peer, admission->rung));

@@ -44,6 +44,7 @@ void Loan::fill_report(gpuloan_loan_report& report) const {
   for (std::size_t step = 0; step < step_ns.size(); ++step) report.step_ns[step] = step_ns[step];
   rung_reason.copy(report.rung_reason, GPULOAN_TEXT_MAX - 1);
   gate_reason.copy(report.gate_reason, GPULOAN_TEXT_MAX - 1);
+  writers.copy(report.writers, GPULOAN_TEXT_MAX - 1);
   outcome_text.copy(report.outcome_text, GPULOAN_TEXT_MAX - 1);
 }
 

@@ -42,6 +42,7 @@ class Loan : public std::enable_shared_from_this<Loan> {
   std::uint64_t exposed_bytes = 0;
   std::array<std::uint64_t, GPULOAN_STEP_COUNT> step_ns = {};
   std::string rung_reason, gate_reason;
+  std::string writers; // others that may still write the memory
   std::vector<std::byte> metadata;
 
   bool ended = false;

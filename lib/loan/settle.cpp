@@ -12,7 +12,7 @@ namespace gpuloan::loan {
 bool Exporter::copies_pending(ExportLoan& loan) {
   ExporterPeer& peer = loan.exporter_peer();
   if (peer.copies_broken) return false;
-  if (loan.carrier == Carrier::Segment) {
+  if (loan.staged()) {
     const driver::OwnedEvent& copy = loan.landing ? loan.landed : loan.reading;
     if (!copy) return false;
     const auto over = copy.query();
@@ -32,8 +32,13 @@ Result<bool> Exporter::landed(ExportLoan& loan) {
     if (!scope.ok()) return forward(Error(scope.ok().error()));
     auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
     if (!event) return forward(std::move(event.error()));
-    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, loan.pointer, loan.staging->host(), loan.bytes, peer.copy_stream.get()));
-    GPULOAN_TRY(event->record(peer.copy_stream.get()));
+    const cuda::Stream stream = peer.copy_stream.get();
+    if (loan.carrier == Carrier::Stage) {
+      GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyAsync, loan.pointer, loan.staging->pointer(), loan.bytes, stream));
+    } else {
+      GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, loan.pointer, loan.staging->host(), loan.bytes, stream));
+    }
+    GPULOAN_TRY(event->record(stream));
     loan.landed = std::move(*event);
     loan.landing = true;
     request_tick();
@@ -45,7 +50,7 @@ void Exporter::turn_done(ExportLoan& loan) {
   loan.state = step(loan.state, ExportEvent::Done).next;
   loan.turns_done = loan.turn;
   if (loan.step_ns[GPULOAN_STEP_DONE] == 0) loan.mark(GPULOAN_STEP_DONE);
-  if (loan.carrier == Carrier::Segment || loan.carrier == Carrier::Ring) {
+  if (loan.staged() || loan.carrier == Carrier::Ring) {
     loan.copied_bytes += loan.bytes;
     copied_bytes_ += loan.bytes;
   }

@@ -247,9 +247,11 @@ bool Arena::overlaps(std::uint64_t pointer, std::uint64_t bytes) const noexcept 
 Result<Announcement> Arena::announcement(const Region* region) {
   const std::lock_guard lock(impl_->mutex);
   Announcement record;
-  const PooledChunk* const chunk = region->chunk_;
+  PooledChunk* const chunk = region->chunk_;
+  if (chunk != nullptr && chunk->unmapping) return fail(GPULOAN_ERR_BUSY, "region: its peer is about to unmap it, for an exclusive loan to another");
   if (chunk == nullptr || chunk->announced) return record;
   if (impl_->pool.retired()) return fail(GPULOAN_ERR_PEER_LOST, "region: its peer is lost");
+  GPULOAN_TRY(chunk->chunk.reopen_fd());
   auto fd = UniqueFd::dup(chunk->chunk.fd());
   if (!fd) return forward(std::move(fd.error()));
   record.needed = true;
@@ -264,6 +266,16 @@ Result<Announcement> Arena::announcement(const Region* region) {
 void Arena::announced(std::uint64_t chunk) noexcept {
   const std::lock_guard lock(impl_->mutex);
   if (PooledChunk* const known = impl_->pool.find(chunk); known != nullptr) impl_->pool.announced(*known);
+}
+
+std::uint64_t Arena::begin_unmap(const Region* region) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  return region->chunk_ != nullptr && impl_->pool.begin_unmap(*region->chunk_) ? region->chunk_id_ : 0;
+}
+
+bool Arena::mapped(const Region* region) const noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  return region->chunk_ != nullptr && region->chunk_->announced;
 }
 
 std::vector<std::uint64_t> Arena::recall(bool everything) {

@@ -114,6 +114,11 @@ class Arena {
   [[nodiscard]] Result<Announcement> announcement(const Region* region);
   void announced(std::uint64_t chunk) noexcept;
 
+  // Asks the peer to unmap the chunk of a live region: its number where the peer has to be told, else 0. mapped(): whether
+  // the peer may still map it. Until then no loan in it can be made known (BUSY), afterwards it is made known again.
+  [[nodiscard]] std::uint64_t begin_unmap(const Region* region) noexcept;
+  [[nodiscard]] bool mapped(const Region* region) const noexcept;
+
   // Chunks that the peer should unmap, each named once: idle over the limit, or all idle ones when `everything`. Idle
   // chunks that were never announced are dropped at once instead.
   [[nodiscard]] std::vector<std::uint64_t> recall(bool everything = false);

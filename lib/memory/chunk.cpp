@@ -111,4 +111,12 @@ Chunk::~Chunk() {
   }
 }
 
+Result<void> Chunk::reopen_fd() {
+  if (fd_ || !handle_) return {};
+  auto fd = handle_.export_fd();
+  if (!fd) return forward(std::move(fd.error()));
+  fd_ = std::move(*fd);
+  return {};
+}
+
 } // namespace gpuloan::memory

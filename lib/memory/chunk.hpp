@@ -51,6 +51,7 @@ class Chunk {
   [[nodiscard]] std::byte* host() const noexcept { return pages_.bytes().data(); } // null for device memory
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   void close_fd() noexcept { fd_.reset(); }
+  [[nodiscard]] Result<void> reopen_fd(); // device memory: of a chunk that is made known again
 
  private:
   Chunk(gpuloan_memory memory, std::uint64_t bytes) noexcept : memory_(memory), bytes_(bytes) {}

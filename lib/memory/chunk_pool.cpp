@@ -268,8 +268,17 @@ std::vector<std::uint64_t> ChunkPool::recall(bool everything) {
   return named;
 }
 
+bool ChunkPool::begin_unmap(PooledChunk& chunk) noexcept {
+  if (!chunk.announced || chunk.unmapping || chunk.state != State::Used) return false;
+  return chunk.unmapping = true;
+}
+
 bool ChunkPool::unmapped(std::uint64_t id) noexcept {
   PooledChunk* const chunk = find(id);
+  if (chunk != nullptr && std::exchange(chunk->unmapping, false)) { // may be made known again
+    chunk->announced = false;
+    return true;
+  }
   if (chunk == nullptr || chunk->state != State::Recalled) return false;
   drop(*chunk, true);
   return true;

@@ -37,6 +37,7 @@ struct PooledChunk {
   Account::Kind kind = Account::Kind::Chunk;
   State state = State::Idle;
   bool announced = false;
+  bool unmapping = false;   // in use, and the peer was asked to unmap it
   bool shared = false;      // while used: by small regions
   std::uint32_t pieces = 0;
   Suballocator space;       // while shared
@@ -84,6 +85,8 @@ class ChunkPool {
   [[nodiscard]] bool overlaps(std::uint64_t pointer, std::uint64_t bytes) const noexcept; // any chunk's addresses
   void announced(PooledChunk& chunk) noexcept;
   [[nodiscard]] std::vector<std::uint64_t> recall(bool everything);
+  // Asks the peer of a chunk in use to unmap it: true when that is to be told to it.
+  [[nodiscard]] bool begin_unmap(PooledChunk& chunk) noexcept;
   [[nodiscard]] bool unmapped(std::uint64_t id) noexcept;
   void retire() noexcept;
   [[nodiscard]] bool retired() const noexcept { return retired_; }

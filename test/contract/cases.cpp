@@ -34,6 +34,8 @@ constexpr Case kCases[] = {
     {"host memory", host_memory, false, only_host_rung},
     {"worker without a device", cpu_worker, false, no_cpu_worker},
     {"foreign pointer", foreign_pointer, false, only_host_rung},
+    {"lent on to another worker", lent_on, false, only_vmm},
+    {"lent on to a worker that is killed", lent_on_and_killed, true, only_vmm},
     {"handles left behind", handles_left_behind},
 };
 

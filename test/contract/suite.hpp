@@ -49,6 +49,10 @@ void foreign_pointer(const Bench& bench);
 const char* only_host_rung(const Bench& bench);
 const char* no_cpu_worker(const Bench& bench);
 
+void lent_on(const Bench& bench);
+void lent_on_and_killed(const Bench& bench);
+const char* only_vmm(const Bench& bench);
+
 void handles_left_behind(const Bench& bench);
 
 [[nodiscard]] std::span<const Case> contract_cases();

@@ -180,6 +180,7 @@ struct LendArgs {
   bool keep_open = false;
   gpuloan_memory memory = GPULOAN_MEMORY_DEVICE;
   gpuloan_policy policy = GPULOAN_POLICY_BEST;
+  bool exclusive = false;
   std::span<const unsigned char> metadata = {};
 };
 

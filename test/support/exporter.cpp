@@ -123,6 +123,7 @@ gpuloan_lend_options lend_options(const Bench& bench, const LendArgs& args) {
   options.keep_open = args.keep_open ? 1 : 0;
   options.memory = args.memory;
   options.policy = args.policy;
+  options.exclusive = args.exclusive ? 1 : 0;
   options.stream = bench.gpu.stream(args.stream);
   options.metadata = args.metadata.empty() ? nullptr : args.metadata.data();
   options.metadata_bytes = args.metadata.size();

@@ -41,7 +41,8 @@ bool keepable(const AdmissionInput& in) { return *in.unprovable == '\0'; }
 // The importer maps the chunk itself, on the same device, and the way there was proven (or there is nothing to prove).
 bool vmm_can(const AdmissionInput& in) {
   const bool ours = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
-  const bool theirs = in.origin == Origin::Foreign && in.kind == PointerKind::VmmShareable && keepable(in) &&
+  const bool lent_on = in.origin == Origin::OtherArena && in.alone && in.access == GPULOAN_ACCESS_READ;
+  const bool theirs = (in.origin == Origin::Foreign || lent_on) && in.kind == PointerKind::VmmShareable && keepable(in) &&
                       (in.exporter.floors & GPULOAN_FLOOR_FOREIGN_VMM) != 0;
   return (in.rungs & kVmmBit) != 0 && (ours || theirs) && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
          in.same_device && (in.origin == Origin::Nothing || proven(in.vmm));
@@ -54,6 +55,15 @@ bool ipc_can(const AdmissionInput& in) {
          has_ipc(in.importer) && in.same_device;
 }
 
+bool fits(const AdmissionInput& in) { return in.bytes <= in.free_bytes; }
+
+// A copy on the device, into a chunk of the peer's own.
+bool stage_can(const AdmissionInput& in) {
+  return (in.rungs & kVmmBit) != 0 && (in.origin == Origin::Foreign || in.origin == Origin::OtherArena) && in.wanted == GPULOAN_MEMORY_DEVICE &&
+         has_vmm(in.exporter) && has_vmm(in.importer) && in.same_device && proven(in.vmm) && fits(in) &&
+         in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY;
+}
+
 bool host_copies(const AdmissionInput& in) {
   return in.origin == Origin::ArenaDevice || in.origin == Origin::OtherArena || in.origin == Origin::Foreign;
 }
@@ -64,18 +74,21 @@ bool host_can(const AdmissionInput& in) {
   if (!host_copies(in)) return true;
   const auto registers = [](const SideFloors& side) { return (side.floors & GPULOAN_FLOOR_HOST_REGISTER) != 0; };
   const bool ring = in.wanted == GPULOAN_MEMORY_DEVICE && in.importer.has_device;
-  return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && registers(in.exporter) && (!ring || registers(in.importer));
+  return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && registers(in.exporter) &&
+         (!ring || (registers(in.importer) && (fits(in) || !in.same_device)));
 }
 
 void check_chosen(const AdmissionInput& in, const Admission& out) {
   CHECK((static_cast<std::uint32_t>(out.rung) & in.rungs) != 0); // never one that was not allowed
-  CHECK(out.rung == (vmm_can(in) ? GPULOAN_RUNG_VMM : ipc_can(in) ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST));
+  const bool staged = !vmm_can(in) && !ipc_can(in) && stage_can(in);
+  CHECK(out.rung == (vmm_can(in) || staged ? GPULOAN_RUNG_VMM : ipc_can(in) ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST));
+  CHECK((out.carrier == Carrier::Stage) == staged);
   const bool copies = out.carrier != Carrier::Direct;
   if (in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) CHECK_FALSE(copies);
-  if (out.rung == GPULOAN_RUNG_VMM) CHECK(out.reason.empty());
+  if (vmm_can(in)) CHECK(out.reason.empty());
   else CHECK(out.reason.starts_with("vmm: "));
   if (out.rung != GPULOAN_RUNG_HOST) {
-    CHECK_FALSE(copies);
+    CHECK(copies == staged);
     CHECK(out.memory == GPULOAN_MEMORY_DEVICE);
     return;
   }
@@ -93,7 +106,7 @@ void check_chosen(const AdmissionInput& in, const Admission& out) {
 void check(const AdmissionInput& in) {
   CAPTURE(describe(in));
   const auto out = admit(in);
-  REQUIRE(out.has_value() == (vmm_can(in) || ipc_can(in) || host_can(in)));
+  REQUIRE(out.has_value() == (vmm_can(in) || ipc_can(in) || stage_can(in) || host_can(in)));
   if (out) {
     check_chosen(in, *out);
     return;
@@ -108,7 +121,7 @@ void check(const AdmissionInput& in) {
   CHECK(text[vmm + 5] != ';'); // a reason, not only a name
 }
 
-constexpr int kMemoryCount = 11;
+constexpr int kMemoryCount = 13;
 
 template <typename Visit>
 void each_input(Visit visit) {
@@ -117,16 +130,20 @@ void each_input(Visit visit) {
   struct Memory {
     Origin origin;
     PointerKind kind;
+    bool alone = false;
   };
   constexpr Memory kMemories[] = {{Origin::Nothing, PointerKind::Unknown},       {Origin::ArenaDevice, PointerKind::Unknown},
                                   {Origin::ArenaHost, PointerKind::Unknown},     {Origin::OtherArena, PointerKind::VmmShareable},
+                                  {Origin::OtherArena, PointerKind::VmmShareable, true}, {Origin::OtherArena, PointerKind::HostAlloc, true},
                                   {Origin::Foreign, PointerKind::Alloc},         {Origin::Foreign, PointerKind::PoolShareable},
                                   {Origin::Foreign, PointerKind::PoolPrivate},   {Origin::Foreign, PointerKind::VmmShareable},
                                   {Origin::Foreign, PointerKind::VmmPrivate},    {Origin::Foreign, PointerKind::Managed},
                                   {Origin::Foreign, PointerKind::HostAlloc}};
   static_assert(std::size(kMemories) == kMemoryCount);
   AdmissionInput in;
-  for (const auto& [origin, kind] : kMemories)
+  for (const auto& [origin, kind, alone] : kMemories)
+    for (const gpuloan_access access : {GPULOAN_ACCESS_READ, GPULOAN_ACCESS_WRITE})
+     for (const std::uint64_t free : {std::uint64_t{0}, UINT64_MAX})
     for (const gpuloan_memory wanted : {GPULOAN_MEMORY_DEVICE, GPULOAN_MEMORY_HOST})
       for (const SideFloors& exporter : kSides)
         for (const SideFloors& importer : kSides)
@@ -137,19 +154,25 @@ void each_input(Visit visit) {
                   for (const std::uint32_t rungs : kMasks)
                     for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
                       const RungProof proof = {canary, unanswered};
-                      in = {origin, kind, wanted, exporter, importer, same, proof, proof, unprovable, rungs, policy};
+                      in = {origin, kind, alone, access, 100, free, wanted, exporter, importer, same, proof, proof, unprovable, rungs, policy};
                       visit(in);
                     }
 }
 
 AdmissionInput everyday() {
   constexpr RungProof kProven = {GPULOAN_CANARY_VERIFIED, false};
-  return {Origin::ArenaDevice, PointerKind::Unknown, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
+  return {Origin::ArenaDevice, PointerKind::Unknown, false, GPULOAN_ACCESS_READ, 100, UINT64_MAX, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
 }
 
 void foreign(AdmissionInput& in, PointerKind kind) {
   in.origin = Origin::Foreign;
   in.kind = kind;
+}
+
+void lent_on(AdmissionInput& in, bool alone) {
+  in.origin = Origin::OtherArena;
+  in.kind = PointerKind::VmmShareable;
+  in.alone = alone;
 }
 
 // A change of the everyday case, what it gives, and a part of the reason.
@@ -202,26 +225,45 @@ constexpr Row kRows[] = {
      [](AdmissionInput& in) { in.origin = Origin::ArenaHost; in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
      GPULOAN_RUNG_HOST, Carrier::Direct, kHostMemory, "is host memory"},
     {"another peer's region",
-     [](AdmissionInput& in) { in.origin = Origin::OtherArena; },
-     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "made for another peer"},
+     [](AdmissionInput& in) { lent_on(in, false); },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "shares its chunk with others"},
+    {"another peer's region, alone in its chunk", [](AdmissionInput& in) { lent_on(in, true); }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"another peer's region, for write",
+     [](AdmissionInput& in) { lent_on(in, true), in.access = GPULOAN_ACCESS_WRITE; },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "which may still write it"},
+    {"another peer's region, zero-copy",
+     [](AdmissionInput& in) { lent_on(in, false), in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
+     GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "device copy: the policy requires zero-copy"},
     {"cuMemAlloc", [](AdmissionInput& in) { foreign(in, PointerKind::Alloc); }, GPULOAN_RUNG_IPC, Carrier::Direct, kDevice, "cuMemAlloc memory"},
     {"cuMemAlloc, vmm only",
      [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.rungs = kVmmBit; },
-     GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "host: not among the allowed"},
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "ipc: not among the allowed"},
     {"cuMemAlloc, death cannot be proven",
      [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.unprovable = "no pidfd"; },
-     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "ipc: memory lent this way could never be released if the peer is lost: no pidfd"},
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "ipc: memory lent this way could never be released if the peer is lost: no pidfd"},
     {"cuMemAlloc, demoted",
      [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.ipc.canary = GPULOAN_CANARY_DEMOTED; },
-     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "ipc: its canary failed"},
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "ipc: its canary failed"},
+    {"cuMemAlloc, both demoted",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.ipc.canary = in.vmm.canary = GPULOAN_CANARY_DEMOTED; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "device copy: its canary failed"},
+    {"16 GiB on a card of 24 GiB, by ipc",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Alloc), in.bytes = 16ULL << 30, in.free_bytes = 8ULL << 30; },
+     GPULOAN_RUNG_IPC, Carrier::Direct, kDevice, "cuMemAlloc"},
+    {"16 GiB on a card of 24 GiB, copied",
+     [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate), in.bytes = 16ULL << 30, in.free_bytes = 8ULL << 30; },
+     GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "a copy needs 17179869184 bytes of the device beside the original, 8589934592 are free"},
+    {"pool", [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate); }, GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "a pool that cannot be shared"},
     {"pool, zero-copy",
      [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate), in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
      GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "requires zero-copy"},
     {"VMM of others", [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable); }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
     {"VMM of others, death cannot be proven",
      [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable), in.unprovable = "no pidfd"; },
-     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "vmm: memory lent this way"},
-    {"managed", [](AdmissionInput& in) { foreign(in, PointerKind::Managed); }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "managed memory"},
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "vmm: memory lent this way"},
+    {"managed, host only",
+     [](AdmissionInput& in) { foreign(in, PointerKind::Managed), in.rungs = kHostBit; },
+     GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "device copy: not among the allowed"},
     {"nothing allowed",
      [](AdmissionInput& in) { in.rungs = 0; },
      GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "vmm: not among the allowed"},
@@ -235,7 +277,7 @@ TEST_CASE("admission: everything it may be asked") {
     check(in);
     ++count;
   });
-  CHECK(count == kMemoryCount * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 6 * 2);
+  CHECK(count == kMemoryCount * 2 * 2 * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 6 * 2);
 }
 
 TEST_CASE("admission: more allowed rungs never refuse more") {
