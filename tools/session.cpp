@@ -34,9 +34,9 @@ void LoanOptions::add_engine_to(Parser& parser) {
 
 void LoanOptions::add_to(Parser& parser) {
   add_engine_to(parser);
-  parser.value("rung", "vmm|ipc|host", "allow only this mechanism; default: the best that works",
+  parser.value("rung", "vmm|pool|ipc|host", "allow only this mechanism; default: the best that works",
                [this](const std::string& text) {
-                 static constexpr Choice kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"ipc", GPULOAN_RUNG_IPC}, {"host", GPULOAN_RUNG_HOST}};
+                 static constexpr Choice kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"pool", GPULOAN_RUNG_POOL}, {"ipc", GPULOAN_RUNG_IPC}, {"host", GPULOAN_RUNG_HOST}};
                  rungs = parse_choice(text, kRungs);
                });
   parser.value("gate", "auto|memop|event|host", "what orders the two sides' work; default auto",

@@ -165,7 +165,13 @@ enum gpuloan_loop { GPULOAN_LOOP_THREAD = 0, GPULOAN_LOOP_CALLER = 1 };
 enum gpuloan_engine { GPULOAN_ENGINE_AUTO = 0, GPULOAN_ENGINE_EPOLL = 1, GPULOAN_ENGINE_IO_URING = 2 };
 enum gpuloan_access { GPULOAN_ACCESS_READ = 1, GPULOAN_ACCESS_WRITE = 2 };
 enum gpuloan_memory { GPULOAN_MEMORY_DEVICE = 0, GPULOAN_MEMORY_HOST = 1 };
-enum gpuloan_rung { GPULOAN_RUNG_NONE = 0, GPULOAN_RUNG_VMM = 1, GPULOAN_RUNG_IPC = 4, GPULOAN_RUNG_HOST = 8 }; /* bits of a mask */
+enum gpuloan_rung { /* bits of a mask */
+  GPULOAN_RUNG_NONE = 0,
+  GPULOAN_RUNG_VMM = 1,
+  GPULOAN_RUNG_POOL = 2, /* EXPERIMENTAL, off by default: importing a large allocation kills the importer (P3) */
+  GPULOAN_RUNG_IPC = 4,
+  GPULOAN_RUNG_HOST = 8
+};
 enum gpuloan_gate { GPULOAN_GATE_AUTO = 0, GPULOAN_GATE_MEMOP = 1, GPULOAN_GATE_EVENT = 2, GPULOAN_GATE_HOST = 3 };
 enum gpuloan_policy { GPULOAN_POLICY_BEST = 0, GPULOAN_POLICY_REQUIRE_ZERO_COPY = 1 };
 enum gpuloan_canary { GPULOAN_CANARY_NOT_ATTEMPTED = 0, GPULOAN_CANARY_VERIFIED = 1, GPULOAN_CANARY_DEMOTED = 2 };
@@ -191,13 +197,14 @@ typedef struct gpuloan_context_options {
   uint32_t flags;
   const char *driver;         /* "real", "sim", a path, or NULL: GPULOAN_DRIVER, else "real". Never sim by itself. */
   int32_t device;             /* ordinal in this process; ignored where the calling thread has a current context */
-  uint32_t rungs;             /* mask of allowed gpuloan_rung; 0: all */
+  uint32_t rungs;             /* mask of allowed gpuloan_rung; 0: all but POOL, which GPULOAN_POOL=1 adds */
   uint32_t gate;              /* gpuloan_gate; AUTO: memop, else event, else host */
   uint32_t gpu_wait_limit;    /* pending GPU-side waits allowed at once; 0: 4. More than 7 stop a context (S9). */
   uint32_t slots;             /* control words per peer, hence loans out at once; 0: 16384 */
-  uint32_t canary_timeout_ms; /* how long the first loan may wait for the canary's answer; 0: 2000 */
+  uint32_t canary_timeout_ms; /* how long a loan may wait for a canary's answer, or to become exclusive; 0: 2000 */
   uint64_t idle_bytes;        /* idle arena bytes kept per peer before chunks are recalled; 0: 1 GiB */
   uint64_t account_bytes;     /* arena bytes one account may pin (live, idle, retired, surrendered); 0: no limit */
+  uint64_t pool_import_limit; /* of one allocation on the pool rung; 0: 5248 MiB, beyond which importers were seen to die */
 } gpuloan_context_options;
 
 /* Makes a context. The driver is opened here (errors: the device group); a CUDA context is used only once a peer
@@ -258,12 +265,14 @@ typedef struct gpuloan_stats {
   uint64_t idle_bytes;          /* in chunks without a region, kept for reuse */
   uint64_t retired_bytes;       /* in retired chunks whose last region still lives */
   uint64_t surrendered_bytes;   /* dropped by us, maybe still mapped by a process that holds on */
-  uint64_t quarantined_bytes;   /* lent by ipc, or VMM memory of the caller's: kept until a lost peer is proven gone */
+  uint64_t quarantined_bytes;   /* lent by pool, ipc, or VMM memory of the caller's: kept until a lost peer is proven gone */
   uint64_t imported_bytes;      /* importer: mapped chunks */
-  uint64_t copied_bytes;        /* moved by the host rung since the context was made */
+  uint64_t copied_bytes;        /* moved by the host rung, or copied on the device, since the context was made */
   uint32_t gpu_waits;           /* pending GPU-side waits */
   char engine_reason[GPULOAN_TEXT_MAX]; /* why this engine, and which self-test step failed if one did */
   char driver_text[GPULOAN_TEXT_MAX];   /* "simulated driver 13.0 at /..." or "driver 13.0 at /..." */
+  uint64_t pool_exported_bytes;         /* of pool allocations that were ever lent over pool: the driver keeps them from the
+                                           device after they were freed and trimmed (P8) */
 } gpuloan_stats;
 
 GPULOAN_API gpuloan_status gpuloan_context_stats(gpuloan_context *context, gpuloan_stats *out_stats);
@@ -312,6 +321,7 @@ typedef struct gpuloan_peer_info {
   uint64_t loans_out;
   char account[64];
   uint32_t ipc_canary;       /* gpuloan_canary, exporter only */
+  uint32_t pool_canary;      /* gpuloan_canary, exporter only */
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);
@@ -361,20 +371,24 @@ typedef struct gpuloan_lend_options {
   void *stream;          /* READY orders what is now enqueued here before the importer's work */
   const void *metadata;  /* opaque, copied; at most GPULOAN_METADATA_MAX bytes */
   size_t metadata_bytes;
-  gpuloan_release_function release; /* NULL, or called exactly once if lend succeeds: when nobody else may touch the */
-  void *release_user;               /* memory any more, which after the loss of a peer may be long after LOAN_ENDED */
+  gpuloan_release_function release; /* NULL, or called exactly once if lend succeeds: for a region of the arena when the loan
+                                       has ended, for memory of the caller's when nobody else may touch it any more. After
+                                       the loss of a peer, or gpuloan_context_destroy, that may be much later, and not
+                                       before the end of this process if it cannot be proven */
+  void *release_user;
   uint32_t exclusive;    /* 1: for a region of another peer's that is lent on as it is: that peer unmaps it first (TIMEOUT
                             after canary_timeout_ms, PEER_LOST when it is gone and may still write it) */
 } gpuloan_lend_options;
 
 /* Lends [pointer, pointer + bytes) to `peer`: EXPORT and, behind the work in options->stream, READY. `pointer` lies in a
  * region of the arena (any part of it), or is any other device pointer, whoever allocated it: the driver is asked what it
- * is. VMM memory with POSIX FD handles goes over vmm and cuMemAlloc memory over ipc, both without a copy; the rest is
+ * is. VMM memory with POSIX FD handles goes over vmm, cuMemAlloc memory over ipc, and memory of a shareable pool over pool
+ * where that is allowed, all without a copy; the rest is
  * copied, on the device where the peer works on the same one (vmm, with copied_bytes), else by the host rung. A region of
  * another peer's is lent on for read as it is where it has its chunk to itself (the report's `writers` says who may still
  * write it), else as a copy. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
  * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to a peer over vmm
- * or ipc waits for one canary loan (canary_timeout_ms).
+ * pool or ipc waits for one canary loan (canary_timeout_ms).
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
  * Errors: INVALID (also: memory of another process, which only that process may lend), BUSY, CAPTURE, LIMIT, NO_RUNG,
  * PEER_LOST, DEVICE_MEMORY, DRIVER. */
@@ -386,7 +400,7 @@ GPULOAN_API gpuloan_status gpuloan_loan_ready(gpuloan_loan *loan, void *stream);
  * STATE. OK when it ended well; its outcome otherwise; TIMEOUT when it is still out. */
 GPULOAN_API gpuloan_status gpuloan_reclaim(gpuloan_loan *loan, uint32_t timeout_ms);
 /* Ends a loan to a peer that is stuck: its outcome is CANCELLED from now on, waiting streams are released, the memory
- * stays held until the peer's ACK, or is retired when the peer is lost. `reason` (NULL: none) reaches the importer. */
+ * stays held until the peer's ACK, or is retired or quarantined when the peer is lost. `reason` (NULL: none) reaches the importer. */
 GPULOAN_API gpuloan_status gpuloan_loan_cancel(gpuloan_loan *loan, const char *reason);
 
 typedef struct gpuloan_request_info {
@@ -444,7 +458,7 @@ typedef struct gpuloan_view {
  * Errors: TIMEOUT, STATE (no further turn comes, or this one was already acquired), the loan's outcome if it ended. */
 GPULOAN_API gpuloan_status gpuloan_loan_acquire(gpuloan_loan *loan, uint32_t timeout_ms, gpuloan_view *out_view);
 /* As acquire, but instead of waiting for READY on the host makes `stream` wait for it: at most gpu_wait_limit at once
- * (WAIT_LIMIT), memop gate only, only in a context with a loop thread, which releases the stream if the exporter is
+ * (WAIT_LIMIT), memop gate only, not for memory that is unmapped with the loan (pool, ipc, others' VMM memory), only in a context with a loop thread, which releases the stream if the exporter is
  * lost or the loan cancelled. Work enqueued behind it is speculative until the loan's outcome is OK. */
 GPULOAN_API gpuloan_status gpuloan_loan_acquire_on(gpuloan_loan *loan, void *stream, uint32_t timeout_ms,
                                                    gpuloan_view *out_view);
@@ -479,7 +493,7 @@ typedef enum gpuloan_step {
 
 /* "EXPORT" ... "RELEASE". Static. */
 GPULOAN_API const char *gpuloan_step_name(gpuloan_step step);
-GPULOAN_API const char *gpuloan_rung_name(uint32_t rung);  /* "vmm", "ipc", "host", "none" */
+GPULOAN_API const char *gpuloan_rung_name(uint32_t rung);  /* "vmm", "pool", "ipc", "host", "none" */
 GPULOAN_API const char *gpuloan_gate_name(uint32_t gate);  /* "memop", "event", "host", "auto" */
 GPULOAN_API const char *gpuloan_engine_name(uint32_t engine);
 GPULOAN_API const char *gpuloan_memory_state_name(uint32_t state);

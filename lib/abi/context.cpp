@@ -3,6 +3,10 @@
 // Contexts, events, connections.
 #include <abi/abi.hpp>
 
+#include <base/log.hpp>
+
+#include <cstdlib>
+
 using namespace gpuloan;
 using namespace gpuloan::abi;
 
@@ -17,7 +21,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.engine > GPULOAN_ENGINE_IO_URING) return fail(GPULOAN_ERR_INVALID, "options.engine is no gpuloan_engine");
   if (in.gate > GPULOAN_GATE_HOST) return fail(GPULOAN_ERR_INVALID, "options.gate is no gpuloan_gate");
   if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
-  if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
+  if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
   if (in.slots > kSlotsMax) return fail(GPULOAN_ERR_INVALID, "options.slots is over " + std::to_string(kSlotsMax));
   if (in.engine == GPULOAN_ENGINE_IO_URING && (in.role != GPULOAN_ROLE_EXPORTER || in.loop != GPULOAN_LOOP_THREAD)) {
     return fail(GPULOAN_ERR_INVALID, "options.engine io_uring is for an exporter with a loop thread");
@@ -28,6 +32,12 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   out.engine = static_cast<gpuloan_engine>(in.engine);
   out.gate = static_cast<gpuloan_gate>(in.gate);
   if (in.rungs != 0) out.rungs = in.rungs;
+  else if (const char *pool = std::getenv("GPULOAN_POOL"); pool != nullptr && std::strcmp(pool, "1") == 0) out.rungs |= GPULOAN_RUNG_POOL;
+  if ((out.rungs & GPULOAN_RUNG_POOL) != 0 && in.role == GPULOAN_ROLE_EXPORTER) {
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "the pool rung is on. It is EXPERIMENTAL: importing one allocation above the import limit kills the importer, and "
+                                     "the driver keeps what was lent from the device after it is freed");
+  }
+  if (in.pool_import_limit != 0) out.pool_import_limit = in.pool_import_limit;
   if (in.gpu_wait_limit != 0) out.gpu_wait_limit = in.gpu_wait_limit;
   if (in.slots != 0) out.slots = in.slots;
   if (in.canary_timeout_ms != 0) out.canary_timeout_ms = in.canary_timeout_ms;

@@ -99,6 +99,8 @@ const char *gpuloan_rung_name(uint32_t rung) {
       return "none";
     case GPULOAN_RUNG_VMM:
       return "vmm";
+    case GPULOAN_RUNG_POOL:
+      return "pool";
     case GPULOAN_RUNG_IPC:
       return "ipc";
     case GPULOAN_RUNG_HOST:

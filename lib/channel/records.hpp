@@ -48,11 +48,12 @@ enum class Type : std::uint16_t {
   RingFilled = 22,   // both
   RingDrained = 23,  // both
   Tether = 24,       // E>I  1 fd: a page that the importer keeps mapped as long as it may touch lent memory
-  Foreign = 25,      // E>I  tail: a legacy handle, or none
+  Foreign = 25,      // E>I  tail: a legacy handle, a pool pointer's data, or none
   Piece = 26,        // E>I  1 fd: VMM memory
   PiecesTaken = 27,  // I>E
+  Pool = 28,         // E>I  1 fd: a memory pool
 };
-inline constexpr std::uint16_t kTypeMax = 27;
+inline constexpr std::uint16_t kTypeMax = 28;
 
 struct Header {
   std::uint32_t magic;
@@ -65,9 +66,11 @@ struct Header {
 
 struct DeviceEntry {
   unsigned char uuid[16];
-  std::uint32_t floors; // gpuloan_floor
+  std::uint32_t floors; // gpuloan_floor, and kDeviceMps
   std::int32_t driver_version;
 };
+
+inline constexpr std::uint32_t kDeviceMps = 1U << 31; // the process uses the device under MPS
 
 struct Hello {
   std::uint16_t version_min;
@@ -116,7 +119,7 @@ struct Chunk { // Chunk, Recall, Unmapped: the last two use `chunk` only
   unsigned char reserved[72];
 };
 
-enum class ForeignKind : std::uint32_t { Legacy = 1, Vmm = 2 };
+enum class ForeignKind : std::uint32_t { Legacy = 1, Vmm = 2, Pool = 3 };
 
 struct Foreign { // memory of the exporter's process that is not its arena's, for one loan
   std::uint64_t chunk;
@@ -127,7 +130,14 @@ struct Foreign { // memory of the exporter's process that is not its arena's, fo
   std::uint32_t pieces; // Piece records that follow
   std::uint32_t reserved0;
   unsigned char uuid[16];
-  unsigned char reserved[56];
+  std::uint64_t pool; // ForeignKind::Pool
+  unsigned char reserved[48];
+};
+
+struct Pool {
+  std::uint64_t pool;
+  unsigned char uuid[16];
+  unsigned char reserved[88];
 };
 
 struct Piece {
@@ -270,6 +280,7 @@ struct Record {
     Foreign foreign;
     Piece piece;
     PiecesTaken pieces_taken;
+    Pool pool;
   };
 };
 
@@ -280,6 +291,7 @@ static_assert(sizeof(Empty) == 112 && sizeof(Chunk) == 112 && sizeof(Ring) == 11
 static_assert(sizeof(Export) == 112 && sizeof(Turn) == 112 && sizeof(Ack) == 112 && sizeof(Cancel) == 112);
 static_assert(sizeof(Request) == 112 && sizeof(Denied) == 112 && sizeof(RingFilled) == 112);
 static_assert(sizeof(RingDrained) == 112 && sizeof(Foreign) == 112 && sizeof(Piece) == 112 && sizeof(PiecesTaken) == 112);
+static_assert(sizeof(Pool) == 112);
 static_assert(sizeof(Record) == kRecordBytes && std::is_trivially_copyable_v<Record>);
 
 } // namespace gpuloan::channel

@@ -10,7 +10,7 @@ namespace gpuloan::channel {
 namespace {
 
 constexpr std::uint16_t kDevicesMax = kMaxDevices * sizeof(DeviceEntry);
-constexpr std::uint16_t kLegacyHandle = 64;
+constexpr std::uint16_t kForeignHandle = 64;
 constexpr std::uint16_t kText = kTailMax;
 constexpr std::uint16_t kMetadata = kTailMax;
 
@@ -40,9 +40,10 @@ constexpr std::array<TypeRule, kTypeMax> kRules = {{
     {Type::RingFilled, "RING_FILLED", 0, 0},
     {Type::RingDrained, "RING_DRAINED", 0, 0},
     {Type::Tether, "TETHER", 1, 0},
-    {Type::Foreign, "FOREIGN", 0, kLegacyHandle},
+    {Type::Foreign, "FOREIGN", 0, kForeignHandle},
     {Type::Piece, "PIECE", 1, 0},
     {Type::PiecesTaken, "PIECES_TAKEN", 0, 0},
+    {Type::Pool, "POOL", 1, 0},
 }};
 
 constexpr bool in_order() {

@@ -132,6 +132,43 @@ class IpcMapping {
   DevicePtr pointer_ = 0;
 };
 
+// The exporter's part of the pool rung. The pool has to be exported once before any pointer of it is (P1); a descriptor may
+// be made and closed for each peer. `base` is an allocation's first byte (P2); the cost grows with its size (P4).
+[[nodiscard]] Result<UniqueFd> export_pool(Gpu& gpu, Pool pool);
+[[nodiscard]] Result<PoolPointer> export_pool_pointer(Gpu& gpu, DevicePtr base);
+
+// Another process's pool; ends after all pointers of it.
+class ImportedPool {
+ public:
+  ImportedPool() noexcept = default;
+  [[nodiscard]] static Result<ImportedPool> open(std::shared_ptr<Gpu> gpu, int fd);
+  ImportedPool(ImportedPool&& other) noexcept;
+  ImportedPool& operator=(ImportedPool&& other) noexcept;
+  ~ImportedPool();
+  [[nodiscard]] Pool get() const noexcept { return pool_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return pool_ != nullptr; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  Pool pool_ = nullptr;
+};
+
+// One allocation of another process's pool. Never two of one allocation at a time (P6).
+class PoolMapping {
+ public:
+  PoolMapping() noexcept = default;
+  [[nodiscard]] static Result<PoolMapping> open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared);
+  PoolMapping(PoolMapping&& other) noexcept;
+  PoolMapping& operator=(PoolMapping&& other) noexcept;
+  ~PoolMapping();
+  [[nodiscard]] DevicePtr pointer() const noexcept { return pointer_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return pointer_ != 0; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  DevicePtr pointer_ = 0;
+};
+
 // Host memory registered with the device; the memory itself belongs to somebody else and must outlive this.
 class HostRegistration {
  public:

@@ -61,6 +61,22 @@ std::string refuse_stage(const AdmissionInput& in) {
   return refuse_room(in);
 }
 
+std::string refuse_pool(const AdmissionInput& in) {
+  if ((in.rungs & GPULOAN_RUNG_POOL) == 0) return "not among the allowed rungs (it is experimental and off by default)";
+  const bool shareable = in.origin == Origin::Foreign && in.kind == memory::PointerKind::PoolShareable;
+  if (!shareable && in.origin != Origin::Nothing) return "only memory of a pool made with POSIX FD handles can go this way";
+  if (auto why = refuse_sharing(in); !why.empty()) return why;
+  if (!has(in.exporter, GPULOAN_FLOOR_POOLS)) return "this device has no pools with POSIX FD handles";
+  if (!has(in.importer, GPULOAN_FLOOR_POOLS)) return "the importer's device has no pools with POSIX FD handles";
+  if (in.origin == Origin::Nothing) return "";
+  if (in.allocation_bytes > in.import_limit) {
+    return "the allocation has " + std::to_string(in.allocation_bytes) + " bytes, and importing more than " + std::to_string(in.import_limit) +
+           " at once kills the importer";
+  }
+  if (auto why = refuse_keeping(in); !why.empty()) return why;
+  return refuse_proof(in.pool);
+}
+
 std::string refuse_ipc(const AdmissionInput& in) {
   if ((in.rungs & GPULOAN_RUNG_IPC) == 0) return "not among the allowed rungs";
   const bool alloc = in.origin == Origin::Foreign && in.kind == memory::PointerKind::Alloc;
@@ -89,10 +105,13 @@ std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
 Result<Admission> admit(const AdmissionInput& in) {
   const std::string vmm = refuse_vmm(in);
   if (vmm.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Direct, GPULOAN_MEMORY_DEVICE, ""};
+  std::string reason = "vmm: " + vmm;
+  const std::string pool = refuse_pool(in);
+  if (pool.empty()) return Admission{GPULOAN_RUNG_POOL, Carrier::Direct, GPULOAN_MEMORY_DEVICE, reason};
+  reason += "; pool: " + pool;
   const std::string ipc = refuse_ipc(in);
-  if (ipc.empty()) return Admission{GPULOAN_RUNG_IPC, Carrier::Direct, GPULOAN_MEMORY_DEVICE, "vmm: " + vmm};
-
-  const std::string reason = "vmm: " + vmm + "; ipc: " + ipc;
+  if (ipc.empty()) return Admission{GPULOAN_RUNG_IPC, Carrier::Direct, GPULOAN_MEMORY_DEVICE, reason};
+  reason += "; ipc: " + ipc;
   const std::string stage = refuse_stage(in);
   if (stage.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Stage, GPULOAN_MEMORY_DEVICE, reason};
 

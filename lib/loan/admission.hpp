@@ -43,10 +43,12 @@ struct AdmissionInput {
   gpuloan_access access = GPULOAN_ACCESS_READ;
   std::uint64_t bytes = 0;
   std::uint64_t free_bytes = UINT64_MAX; // of the device: a copy needs room beside the original
+  std::uint64_t allocation_bytes = 0;    // Origin::Foreign: of the whole allocation
+  std::uint64_t import_limit = 0;        // of one pool allocation: a larger one kills the importer (P3)
   gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
   SideFloors exporter, importer;
   bool same_device = false; // by UUID
-  RungProof vmm, ipc;
+  RungProof vmm, pool, ipc;
   const char* unprovable = ""; // why it could not be proven that nobody of a lost peer is left; "" where it can (rule 5)
   std::uint32_t rungs = ~0U; // mask of allowed gpuloan_rung
   gpuloan_policy policy = GPULOAN_POLICY_BEST;

@@ -55,7 +55,7 @@ void Importer::end(ImportLoan& loan, Trash& trash) {
     loan.unmapping = true;
     loan.state = ImportState::Letting;
     foreign_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan = std::static_pointer_cast<ImportLoan>(loan.shared_from_this()), import] {
-      unmap(*import);
+      self->unmap(loan->importer_peer(), *import);
       const Lock lock(self->mutex_);
       self->acknowledge(*loan);
     });

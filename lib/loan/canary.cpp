@@ -67,7 +67,7 @@ void Exporter::judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung) {
 
 // Answers that came when nobody waited for them any more.
 void Exporter::judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer) {
-  for (const gpuloan_rung rung : {GPULOAN_RUNG_VMM, GPULOAN_RUNG_IPC}) {
+  for (const gpuloan_rung rung : {GPULOAN_RUNG_VMM, GPULOAN_RUNG_POOL, GPULOAN_RUNG_IPC}) {
     const Canary& canary = peer->canary_of(rung);
     if (!canary.loan || !canary.loan->ended || (!canary.waited && !peer->lost)) continue;
     post([this, peer, rung] {
@@ -78,7 +78,7 @@ void Exporter::judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer) {
 }
 
 // Returns once the rung is verified, demoted, or unanswered; an error only where the canary could not be sent.
-Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung) {
+Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool) {
   const Deadline deadline = Deadline::after_ms(options_.canary_timeout_ms);
   Lock lock(mutex_);
   Canary& canary = peer->canary_of(rung);
@@ -86,7 +86,7 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_
   if (canary.proof.canary == GPULOAN_CANARY_NOT_ATTEMPTED && !canary.running) mine = canary.running = true;
   if (mine) {
     lock.unlock();
-    auto sent = send_canary(peer, rung);
+    auto sent = send_canary(peer, rung, pool);
     lock.lock();
     if (!sent) {
       canary.running = false;
@@ -113,12 +113,13 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_
   return {};
 }
 
-Result<void> Exporter::make_canary_memory(ExporterPeer& peer, gpuloan_rung rung) {
+Result<void> Exporter::make_canary_memory(ExporterPeer& peer, gpuloan_rung rung, cuda::Pool pool) {
   const std::lock_guard serial(peer.prepare_mutex);
   GPULOAN_TRY(prepare_stream(peer.canary_stream));
   Canary& canary = peer.canary_of(rung);
-  if (rung == GPULOAN_RUNG_IPC) {
-    auto buffer = memory::DeviceBuffer::allocate(gpu_, kCanaryBytes);
+  if (rung != GPULOAN_RUNG_VMM) {
+    auto buffer = rung == GPULOAN_RUNG_POOL ? memory::DeviceBuffer::from_pool(gpu_, kCanaryBytes, pool, peer.canary_stream.get())
+                                            : memory::DeviceBuffer::allocate(gpu_, kCanaryBytes);
     if (!buffer) return forward(std::move(buffer.error()));
     canary.buffer = std::shared_ptr<memory::DeviceBuffer>(new memory::DeviceBuffer(std::move(*buffer)), [](memory::DeviceBuffer* last) {
       gpuloan::dispose(std::shared_ptr<memory::DeviceBuffer>(last)); // freeing it waits for the whole context
@@ -131,8 +132,8 @@ Result<void> Exporter::make_canary_memory(ExporterPeer& peer, gpuloan_rung rung)
   return {};
 }
 
-Result<void> Exporter::send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung) {
-  GPULOAN_TRY(make_canary_memory(*peer, rung));
+Result<void> Exporter::send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool) {
+  GPULOAN_TRY(make_canary_memory(*peer, rung, pool));
   Canary& canary = peer->canary_of(rung); // ours alone until `loan` is set
   const auto pattern = canary_pattern(false);
   driver::Gpu::Scope scope(*gpu_);

@@ -29,7 +29,7 @@ std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
   if (gpu == nullptr) return {};
   channel::DeviceEntry entry = {};
   std::memcpy(entry.uuid, gpu->floors().uuid.bytes, sizeof entry.uuid);
-  entry.floors = gpu->floors().bits;
+  entry.floors = gpu->floors().bits | (gpu->floors().mps ? channel::kDeviceMps : 0U);
   entry.driver_version = gpu->driver().version();
   return {entry};
 }
@@ -96,6 +96,7 @@ void Exporter::close() noexcept {
     peer->loans.clear();
     peer->feeds.clear();
     peer->vmm_canary.loan.reset();
+    peer->pool_canary.loan.reset();
     peer->ipc_canary.loan.reset();
     std::vector<std::shared_ptr<const void>> kept;
     for (const auto& loan : std::exchange(peer->quarantined, {})) {
@@ -112,6 +113,7 @@ void Exporter::close() noexcept {
   lock.unlock();
   held.clear();
   static_cast<void>(apart_.stop());
+  static_cast<void>(releases_.stop());
   wait_disposed(kDisposeMs);
 }
 
@@ -489,6 +491,7 @@ std::uint64_t Exporter::tick() {
 }
 
 void Exporter::fill_stats(gpuloan_stats& stats) const {
+  stats.pool_exported_bytes = pool_exported_bytes_;
   for (const auto& peer : remembered_) {
     stats.loans_out += peer->loans.size();
     for (const auto& loan : peer->quarantined) stats.quarantined_bytes += loan->bytes;
@@ -511,6 +514,7 @@ gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
   info.protocol = peer.version;
   info.has_device = peer.same_device ? 1 : 0;
   info.vmm_canary = peer.vmm_canary.proof.canary;
+  info.pool_canary = peer.pool_canary.proof.canary;
   info.ipc_canary = peer.ipc_canary.proof.canary;
   info.pidfd = peer.pidfd ? 1 : 0;
   info.loans_out = peer.loans.size();

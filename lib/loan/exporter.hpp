@@ -96,7 +96,7 @@ struct Canary {
   bool waited = false;  // a caller waited in vain: the next ones do not
   std::shared_ptr<ExportLoan> loan;
   memory::Region* region = nullptr;             // vmm
-  std::shared_ptr<memory::DeviceBuffer> buffer; // ipc
+  std::shared_ptr<memory::DeviceBuffer> buffer; // pool, ipc
   [[nodiscard]] cuda::DevicePtr pointer() const noexcept { return region != nullptr ? region->pointer() : buffer->pointer(); }
 };
 
@@ -132,6 +132,7 @@ class ExporterPeer : public Peer {
   std::deque<PieceFeed> feeds;
   std::uint32_t piece_credit = kPiecesMax;
   bool feeding = false;
+  std::map<cuda::Pool, std::uint64_t> pools; // that were made known, by number
   std::size_t requests = 0; // not answered
   bool dead = false;          // its pidfd fired
   // The page that its processes keep mapped as long as they may touch lent memory (S17); we never map it.
@@ -154,8 +155,10 @@ class ExporterPeer : public Peer {
   driver::OwnedStream canary_stream;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
 
-  Canary vmm_canary, ipc_canary;
-  [[nodiscard]] Canary& canary_of(gpuloan_rung rung) noexcept { return rung == GPULOAN_RUNG_IPC ? ipc_canary : vmm_canary; }
+  Canary vmm_canary, pool_canary, ipc_canary;
+  [[nodiscard]] Canary& canary_of(gpuloan_rung rung) noexcept {
+    return rung == GPULOAN_RUNG_IPC ? ipc_canary : rung == GPULOAN_RUNG_POOL ? pool_canary : vmm_canary;
+  }
 
   ~ExporterPeer() override { release_memory(true); }
   // Gives words, rings, events and streams, and at the end the arena, to the reaper: some of them can only be given back
@@ -175,7 +178,11 @@ class ExportLoan : public Loan {
   memory::Region* region = nullptr;  // the arena region it lies in, or null
   memory::Region* staging = nullptr; // Carrier::Segment, Stage
   memory::PointerInfo foreign;       // of memory that is not the arena's, as it was when it was lent
+  std::shared_ptr<ExporterPeer> owner; // whose arena has the region, where it is another peer's
+  memory::Region* owned = nullptr;
   cuda::IpcMemHandle legacy = {};    // rung ipc
+  cuda::PoolPointer pool_pointer = {}; // rung pool
+  std::uint64_t pool = 0;              // its number
   std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // rung vmm: they keep the memory, also in quarantine
   std::shared_ptr<ReleaseCall> release_call;
   cuda::Stream stream = nullptr;     // of the present turn
@@ -266,7 +273,7 @@ class Exporter : public Context {
     memory::PointerInfo foreign; // Foreign, OtherArena
     bool alone = false;          // OtherArena
     std::shared_ptr<ExporterPeer> owner; // OtherArena
-    const memory::Region* owned = nullptr;
+    memory::Region* owned = nullptr;
     std::string writers;         // OtherArena: who may still write it
   };
   [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access);
@@ -278,6 +285,8 @@ class Exporter : public Context {
                                                           std::uint64_t bytes, const LendOptions& options, const Admission& admission);
   [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
   [[nodiscard]] Result<void> prepare_event(ExportLoan& loan);
+  [[nodiscard]] Result<void> prepare_foreign(ExportLoan& loan);
+  [[nodiscard]] Result<void> prepare_pool(ExportLoan& loan);
   [[nodiscard]] Result<void> prepare_ring(ExporterPeer& peer, bool to_importer);
   [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
   [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
@@ -313,9 +322,9 @@ class Exporter : public Context {
   [[nodiscard]] const char* unprovable(const ExporterPeer& peer) const noexcept;
 
   // canary.cpp
-  [[nodiscard]] Result<void> prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung);
-  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung);
-  [[nodiscard]] Result<void> make_canary_memory(ExporterPeer& peer, gpuloan_rung rung); // no lock
+  [[nodiscard]] Result<void> prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool);
+  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool);
+  [[nodiscard]] Result<void> make_canary_memory(ExporterPeer& peer, gpuloan_rung rung, cuda::Pool pool); // no lock
   void judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung); // lock held, and dropped for the driver's part
   void judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer);
 
@@ -330,7 +339,11 @@ class Exporter : public Context {
   std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count
   std::vector<std::pair<std::shared_ptr<memory::Arena>, memory::Region*>> finished_staging_; // to be destroyed without the lock
   std::vector<std::shared_ptr<ExportLoan>> due_; // tick()'s
-  Completion apart_{true}; // runs release functions and tries to seal tethers: both may take their time
+  static constexpr std::size_t kPoolPointersMax = 4096;
+  std::map<std::uint64_t, cuda::PoolPointer> pool_pointers_; // by buffer: making one costs 0.45 us per MiB, every time (P4)
+  std::uint64_t pool_exported_bytes_ = 0;
+  Completion apart_{true};    // makes descriptors of pieces, tries to seal tethers
+  Completion releases_{true}; // runs release functions, which may take as long as they like
   std::uint64_t active_until_ns_ = 0;
 };
 

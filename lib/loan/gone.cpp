@@ -23,6 +23,7 @@ void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
   peer->key_claimed = false;
   ::explicit_bzero(peer->key, sizeof peer->key);
   const auto loans = peer->loans;
+  peer->feeds.clear();
   for (const auto& [id, loan] : loans) settle_lost(*loan);
   if (peer->arena) peer->arena->retire();
   settle_gone(*peer);
@@ -53,7 +54,7 @@ void Exporter::report_lost(ExporterPeer& peer) {
 
 // Once nothing of ours is under way with a lost peer, all but its arena goes; and its pidfd once nothing is counted by it.
 void Exporter::settle_peer(const std::shared_ptr<ExporterPeer>& peer) {
-  const bool canary = peer->vmm_canary.loan || peer->ipc_canary.loan;
+  const bool canary = peer->vmm_canary.loan || peer->pool_canary.loan || peer->ipc_canary.loan;
   if (!peer->memory_released && peer->loans.empty() && !peer->copying() && peer->late_slots.empty() && !canary && !peer->in_loop) {
     peer->release_memory(false);
   }
@@ -76,7 +77,7 @@ bool Exporter::awaits_death(const Peer& base) const {
 // ---- The proof ----------------------------------------------------------------------------------------------------
 
 const char* Exporter::unprovable(const ExporterPeer& peer) const noexcept {
-  if (gpu_ && gpu_->floors().mps) return "under MPS nothing tells when a dead client's work has ended";
+  if ((gpu_ && gpu_->floors().mps) || (peer.floors.floors & channel::kDeviceMps) != 0) return "under MPS nothing tells when a dead client's work has ended";
   if (!peer.pidfd) return "there is no pidfd of it (Linux 5.3 and newer have them)";
   if ((peer.floors.floors & GPULOAN_FLOOR_HOST_REGISTER) == 0) return "its device cannot register the page that would tell";
   return "";
@@ -125,7 +126,7 @@ void Exporter::settle_gone(ExporterPeer& peer) {
 void Exporter::release(ExportLoan& loan) {
   ledger_.leave(loan.pointer, loan.bytes, loan.access);
   if (!loan.release_call && !loan.pieces) return;
-  apart_.run([call = std::exchange(loan.release_call, nullptr), pieces = std::exchange(loan.pieces, nullptr)]() mutable {
+  releases_.run([call = std::exchange(loan.release_call, nullptr), pieces = std::exchange(loan.pieces, nullptr)]() mutable {
     pieces.reset();
     call.reset();
   });

@@ -50,6 +50,8 @@ void Importer::close() noexcept {
     peer->requests.clear();
     if (!over) { // left mapped, and tied: unmapping does not wait for running work (R22)
       static_cast<void>(new auto(std::move(peer->imports)));
+      static_cast<void>(new auto(std::move(peer->foreign)));
+      static_cast<void>(new auto(std::move(peer->pools)));
       static_cast<void>(new auto(std::move(peer->tether)));
       static_cast<void>(new auto(std::move(peer->tether_registration)));
     }
@@ -75,6 +77,8 @@ struct Remains {
   std::unique_ptr<memory::RingSink> from_exporter;
   std::unique_ptr<memory::RingSource> to_exporter;
   decltype(ImporterPeer::limbo) limbo;
+  decltype(ImporterPeer::foreign) foreign;
+  std::map<std::uint64_t, std::shared_ptr<ImportPool>> pools;
   Mapping tether;
   driver::HostRegistration tether_registration;
 
@@ -88,6 +92,8 @@ struct Remains {
     }
     if (!memory::drain_ring(to_exporter.get())) static_cast<void>(to_exporter.release());
     imports.clear();
+    foreign.clear();
+    pools.clear();
     tether_registration = {}; // waits for all work of the context: nothing of ours touches the exporter's memory any more
     tether.reset();
   }
@@ -106,6 +112,8 @@ void ImporterPeer::release_memory(bool mapped) noexcept {
     remains->to_exporter = std::move(to_exporter);
     remains->limbo = std::move(limbo);
     if (mapped) {
+      remains->foreign = std::move(foreign);
+      remains->pools = std::move(pools);
       remains->tether = std::move(tether);
       remains->tether_registration = std::move(tether_registration);
     }
@@ -144,7 +152,7 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   channel::DeviceEntry device = {};
   if (gpu_) {
     std::memcpy(device.uuid, gpu_->floors().uuid.bytes, sizeof device.uuid);
-    device.floors = gpu_->floors().bits;
+    device.floors = gpu_->floors().bits | (gpu_->floors().mps ? channel::kDeviceMps : 0U);
     device.driver_version = gpu_->driver().version();
     hello.hello.device_count = 1;
     hello.hello.wants_device = 1;
@@ -237,6 +245,8 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
       return on_tether(*peer, received);
     case Type::Foreign:
       return on_foreign(*peer, received);
+    case Type::Pool:
+      return on_pool(*peer, received);
     case Type::Piece:
       return on_piece(peer, received);
     case Type::Ring:
@@ -356,7 +366,15 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   loan->bytes = wire.bytes;
   loan->access = wire.access == GPULOAN_ACCESS_WRITE ? GPULOAN_ACCESS_WRITE : GPULOAN_ACCESS_READ;
   loan->memory = wire.memory == GPULOAN_MEMORY_HOST ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE;
-  loan->rung = wire.rung == GPULOAN_RUNG_VMM ? GPULOAN_RUNG_VMM : wire.rung == GPULOAN_RUNG_IPC ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST;
+  switch (wire.rung) {
+    case GPULOAN_RUNG_VMM:
+    case GPULOAN_RUNG_POOL:
+    case GPULOAN_RUNG_IPC:
+      loan->rung = static_cast<gpuloan_rung>(wire.rung);
+      break;
+    default:
+      loan->rung = GPULOAN_RUNG_HOST;
+  }
   loan->gate = wire.gate == GPULOAN_GATE_MEMOP ? GPULOAN_GATE_MEMOP : wire.gate == GPULOAN_GATE_EVENT ? GPULOAN_GATE_EVENT : GPULOAN_GATE_HOST;
   loan->carrier = import != nullptr || wire.bytes == 0 ? Carrier::Direct : Carrier::Ring;
   loan->slot = wire.slot;

@@ -17,15 +17,26 @@
 
 namespace gpuloan::loan {
 
-// Foreign memory as it is mapped here; a block with a legacy handle is shared by all loans of it.
+// A pool of the exporter's, opened when the first allocation of it is.
+struct ImportPool {
+  std::mutex mutex;
+  UniqueFd fd; // until it is opened
+  driver::ImportedPool pool;
+};
+
+// Foreign memory as it is mapped here; a block with a legacy handle, or of a pool, is shared by
+// all loans of it.
 struct ForeignMapping {
-  std::mutex mutex; // making it
+  std::uint32_t uses = 0; // imports that have it; the context's lock guards it
+  std::mutex mutex;       // opening and closing, one after the other: the driver does not count a pool's pointer (P6)
   driver::IpcMapping legacy;
   std::vector<driver::VmmHandle> pieces;
   driver::VmmRange range;
+  std::shared_ptr<ImportPool> pool; // after what is mapped of it
+  driver::PoolMapping allocation;
 };
 
-enum class ImportKind : std::uint8_t { Vmm, HostPages, Legacy, Pieces };
+enum class ImportKind : std::uint8_t { Vmm, HostPages, Legacy, Pieces, Pool };
 
 // Memory of the exporter's that was made known. A chunk of its arena is mapped at the first loan that needs it and then kept
 // (that is why a loan costs nothing); foreign memory serves one loan and is unmapped before that one's ACK.
@@ -45,9 +56,11 @@ struct Import {
   Mapping host;
   driver::HostRegistration registration; // before `host` goes
   cuda::IpcMemHandle legacy_handle = {};
+  cuda::PoolPointer pool_pointer = {};
+  std::uint64_t buffer = 0; // in the peer's table of mappings, or 0
   std::shared_ptr<ForeignMapping> foreign; // reset when it is unmapped
   std::size_t missing = 0; // pieces that did not come yet
-  [[nodiscard]] bool single_use() const noexcept { return kind == ImportKind::Legacy || kind == ImportKind::Pieces; }
+  [[nodiscard]] bool single_use() const noexcept { return kind != ImportKind::Vmm && kind != ImportKind::HostPages; }
 };
 
 struct ImportEvents {
@@ -66,7 +79,8 @@ class ImporterPeer : public Peer {
   void release_memory(bool mapped) noexcept;
   static constexpr std::size_t kImportsMax = 65536;
   std::map<std::uint64_t, std::shared_ptr<Import>> imports;
-  std::map<std::uint64_t, std::weak_ptr<ForeignMapping>> foreign; // by buffer
+  std::map<std::uint64_t, std::shared_ptr<ForeignMapping>> foreign; // by buffer, those with uses
+  std::map<std::uint64_t, std::shared_ptr<ImportPool>> pools;
   Mapping tether; // never unmapped before everything else of the exporter's is
   driver::HostRegistration tether_registration;
   std::mutex tether_mutex;
@@ -178,6 +192,7 @@ class Importer : public Context {
   [[nodiscard]] Result<void> on_chunk(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_recall(ImporterPeer& peer, std::uint64_t chunk);
   [[nodiscard]] Result<void> on_tether(ImporterPeer& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_pool(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_foreign(ImporterPeer& peer, channel::Received& received);
   struct Address {
     std::uint64_t pointer = 0;
@@ -188,7 +203,7 @@ class Importer : public Context {
   [[nodiscard]] Result<void> on_piece(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
   void take_piece(const std::shared_ptr<ImporterPeer>& peer, const std::shared_ptr<Import>& import, const channel::Piece& piece, UniqueFd fd); // no lock
   [[nodiscard]] Result<Address> map_foreign(Import& import);
-  static void unmap(Import& import); // no lock; foreign memory
+  void unmap(ImporterPeer& peer, Import& import); // no lock; foreign memory
   [[nodiscard]] Result<void> map_device(Import& import, gpuloan_access access);
   [[nodiscard]] Result<void> map_host(Import& import);
   void drop_import(ImporterPeer& peer, std::shared_ptr<Import> import);

@@ -15,7 +15,7 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint32_t kPiecesMax = 1U << 20; // 2 TiB in the smallest chunks
-constexpr std::size_t kForeignSwept = 256; // mappings known by buffer before those that are gone are forgotten
+constexpr std::size_t kPoolsMax = 1024;
 
 } // namespace
 
@@ -41,14 +41,20 @@ Result<void> Importer::on_foreign(ImporterPeer& peer, channel::Received& receive
   import->id = wire.chunk;
   import->bytes = wire.bytes;
   import->access = wire.access == GPULOAN_ACCESS_WRITE ? GPULOAN_ACCESS_WRITE : GPULOAN_ACCESS_READ;
-  if (wire.kind == static_cast<std::uint32_t>(channel::ForeignKind::Legacy) && received.tail.size() == sizeof import->legacy_handle.reserved) {
-    import->kind = ImportKind::Legacy;
+  const auto kind = static_cast<channel::ForeignKind>(wire.kind);
+  const auto pool = kind == channel::ForeignKind::Pool ? peer.pools.find(wire.pool) : peer.pools.end();
+  const bool handle = received.tail.size() == sizeof import->legacy_handle.reserved;
+  if (handle && (kind == channel::ForeignKind::Legacy || pool != peer.pools.end())) {
+    import->kind = kind == channel::ForeignKind::Legacy ? ImportKind::Legacy : ImportKind::Pool;
     std::memcpy(import->legacy_handle.reserved, received.tail.data(), received.tail.size());
-    if (peer.foreign.size() >= kForeignSwept) std::erase_if(peer.foreign, [](const auto& entry) { return entry.second.expired(); });
-    std::weak_ptr<ForeignMapping>& known = peer.foreign[wire.buffer];
-    import->foreign = known.lock();
-    if (!import->foreign) known = import->foreign = std::make_shared<ForeignMapping>();
-  } else if (wire.kind == static_cast<std::uint32_t>(channel::ForeignKind::Vmm) && wire.pieces > 0 && wire.pieces <= kPiecesMax) {
+    std::memcpy(import->pool_pointer.reserved, received.tail.data(), received.tail.size());
+    std::shared_ptr<ForeignMapping>& known = peer.foreign[wire.buffer];
+    if (!known) known = std::make_shared<ForeignMapping>();
+    ++known->uses;
+    import->buffer = wire.buffer;
+    import->foreign = known;
+    if (pool != peer.pools.end()) import->foreign->pool = pool->second;
+  } else if (kind == channel::ForeignKind::Vmm && wire.pieces > 0 && wire.pieces <= kPiecesMax) {
     import->kind = ImportKind::Pieces;
     import->missing = wire.pieces;
     import->foreign = std::make_shared<ForeignMapping>();
@@ -56,6 +62,15 @@ Result<void> Importer::on_foreign(ImporterPeer& peer, channel::Received& receive
     return fail(GPULOAN_ERR_PROTOCOL, "FOREIGN is of no kind that is known here, without its handle, or of too many pieces");
   }
   peer.imports.emplace(wire.chunk, std::move(import));
+  return {};
+}
+
+Result<void> Importer::on_pool(ImporterPeer& peer, channel::Received& received) {
+  const std::uint64_t number = received.record->pool.pool;
+  if (number == 0 || peer.pools.contains(number) || peer.pools.size() >= kPoolsMax) return fail(GPULOAN_ERR_PROTOCOL, "POOL names a pool that is known already, or one too many");
+  auto pool = std::make_shared<ImportPool>();
+  pool->fd = received.fds.take(0);
+  peer.pools.emplace(number, std::move(pool));
   return {};
 }
 
@@ -181,6 +196,21 @@ Result<Importer::Address> Importer::map_foreign(Import& import) {
     }
     return Address{mapping.range.pointer(), nullptr};
   }
+  if (import.kind == ImportKind::Pool) {
+    if (!mapping.allocation) {
+      const std::lock_guard pool_serial(mapping.pool->mutex);
+      if (!mapping.pool->pool) {
+        auto pool = driver::ImportedPool::open(gpu_, mapping.pool->fd.get());
+        if (!pool) return forward(std::move(pool.error()));
+        mapping.pool->pool = std::move(*pool);
+        mapping.pool->fd.reset();
+      }
+      auto allocation = driver::PoolMapping::open(gpu_, mapping.pool->pool.get(), import.pool_pointer);
+      if (!allocation) return forward(std::move(allocation.error()));
+      mapping.allocation = std::move(*allocation);
+    }
+    return Address{mapping.allocation.pointer(), nullptr};
+  }
   if (!mapping.legacy) {
     auto opened = driver::IpcMapping::open(gpu_, import.legacy_handle);
     if (!opened) return forward(std::move(opened.error()));
@@ -189,10 +219,22 @@ Result<Importer::Address> Importer::map_foreign(Import& import) {
   return Address{mapping.legacy.pointer(), nullptr};
 }
 
-void Importer::unmap(Import& import) {
+// Before the ACK. A mapping that another loan uses stays; one that a new loan asks for meanwhile is opened again once it is
+// closed here.
+void Importer::unmap(ImporterPeer& peer, Import& import) {
   const std::lock_guard serial(import.mutex);
-  import.foreign.reset();
   import.mapped = false;
+  const std::shared_ptr<ForeignMapping> mapping = std::exchange(import.foreign, nullptr);
+  if (!mapping || import.buffer == 0) return; // pieces: nobody else has them
+  const std::lock_guard closing(mapping->mutex);
+  {
+    const Lock lock(mutex_);
+    if (--mapping->uses != 0) return;
+  }
+  mapping->legacy = {};
+  mapping->allocation = {};
+  const Lock lock(mutex_);
+  if (mapping->uses == 0) peer.foreign.erase(import.buffer);
 }
 
 // IMPORT: where the memory lies here. Costs nothing where it is mapped already.

@@ -56,7 +56,7 @@ Result<void> Exporter::destroy_region(RegionHandle& handle) {
     if (const auto loan = weak.lock(); loan && loan->region == handle.region) {
       loan->region = nullptr;
       loan->state = step(loan->state, ExportEvent::Drop).next;
-      if (handle.peer->dead) loan->state = step(loan->state, ExportEvent::Gone).next;
+      if (handle.peer->dead && handle.peer->untethered) loan->state = step(loan->state, ExportEvent::Gone).next;
     }
   }
   memory::Region* gone = std::exchange(handle.region, nullptr);
@@ -92,7 +92,7 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
     const Lock lock(mutex_);
     for (const auto& other : remembered_) { // what lies in a chunk of ours can be lent as part of a region alone
       if (!other->arena || !other->arena->overlaps(pointer, bytes)) continue;
-      const memory::Region* region = other->arena->find(pointer, bytes);
+      memory::Region* region = other->arena->find(pointer, bytes);
       if (region != nullptr) {
         place.origin = Origin::OtherArena;
         place.alone = region->alone();
@@ -132,7 +132,7 @@ Result<void> Exporter::make_exclusive(Place& place) {
   }
   const auto unmapped = [&] { return !place.owner->arena->mapped(place.owned); };
   const bool over = wait(lock, Deadline::after_ms(options_.canary_timeout_ms), false, [&] { return unmapped() || place.owner->lost; });
-  if (unmapped()) {
+  if (unmapped() || place.owner->untethered) {
     place.writers.clear();
     return {};
   }
@@ -158,12 +158,15 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.alone = place.alone;
     input.access = options.access;
     input.bytes = bytes;
+    input.allocation_bytes = place.foreign.bytes;
+    input.import_limit = options_.pool_import_limit;
     input.wanted = options.memory;
     input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
     input.importer = peer.floors;
     input.same_device = peer.same_device;
     if (!options.canary) { // which needs no proof, being one
       input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
+      input.pool = {peer.pool_canary.proof.canary, peer.pool_canary.running};
       input.ipc = {peer.ipc_canary.proof.canary, peer.ipc_canary.running};
     }
     input.unprovable = unprovable(peer);
@@ -209,6 +212,8 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   loan->canary_loan = options.canary;
   if (loan->rung != GPULOAN_RUNG_HOST) loan->canary = peer->canary_of(loan->rung).proof.canary;
   loan->foreign = place.foreign;
+  loan->owner = place.owner;
+  loan->owned = place.owned;
   if (loan->shares_foreign()) loan->writers = place.writers;
   if (options.release) loan->release_call = std::make_shared<ReleaseCall>(options.release);
   loan->metadata.assign(options.metadata.begin(), options.metadata.end());
@@ -281,6 +286,59 @@ Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
   return {};
 }
 
+// How the importer gets at memory that is not the arena's.
+Result<void> Exporter::prepare_foreign(ExportLoan& loan) {
+  if (loan.rung == GPULOAN_RUNG_POOL) return prepare_pool(loan);
+  if (loan.rung == GPULOAN_RUNG_IPC) {
+    auto handle = driver::IpcMapping::handle_of(*gpu_, loan.foreign.base);
+    if (!handle) return forward(std::move(handle.error()));
+    loan.legacy = *handle;
+    return {};
+  }
+  auto pieces = memory::retain_chunks(gpu_, loan.pointer, loan.bytes);
+  if (!pieces) return forward(std::move(pieces.error()));
+  if (auto probe = pieces->front().export_fd(); !probe) { // what another process made can be mapped here, and not be handed on
+    return fail(GPULOAN_ERR_INVALID, hex(loan.pointer) + " cannot be exported: only the process that allocated it may lend it: " + probe.error().text);
+  }
+  loan.pieces = std::make_shared<const std::vector<driver::VmmHandle>>(std::move(*pieces));
+  return {};
+}
+
+// The pool's descriptor crosses once for a peer and is closed again; the pointer's data is kept by buffer (P1, P4, P14).
+Result<void> Exporter::prepare_pool(ExportLoan& loan) {
+  ExporterPeer& peer = loan.exporter_peer();
+  const auto known = peer.pools.find(loan.foreign.pool);
+  if (known == peer.pools.end()) {
+    auto fd = driver::export_pool(*gpu_, loan.foreign.pool);
+    if (!fd) return forward(std::move(fd.error()));
+    std::vector<UniqueFd> fds;
+    fds.push_back(std::move(*fd));
+    const Lock lock(mutex_);
+    loan.pool = peer.pools.size() + 1;
+    peer.pools.emplace(loan.foreign.pool, loan.pool);
+    channel::Record record = channel::make_record(channel::Type::Pool);
+    record.pool.pool = loan.pool;
+    std::memcpy(record.pool.uuid, gpu_->floors().uuid.bytes, sizeof record.pool.uuid);
+    send(peer, record, {}, std::move(fds));
+  } else {
+    loan.pool = known->second;
+  }
+  {
+    const Lock lock(mutex_);
+    if (const auto it = pool_pointers_.find(loan.foreign.buffer_id); it != pool_pointers_.end()) {
+      loan.pool_pointer = it->second;
+      return {};
+    }
+  }
+  auto pointer = driver::export_pool_pointer(*gpu_, loan.foreign.base);
+  if (!pointer) return forward(std::move(pointer.error()));
+  loan.pool_pointer = *pointer;
+  const Lock lock(mutex_);
+  if (pool_pointers_.size() >= kPoolPointersMax) pool_pointers_.erase(pool_pointers_.begin()); // the oldest buffer
+  if (pool_pointers_.emplace(loan.foreign.buffer_id, *pointer).second) pool_exported_bytes_ += loan.foreign.bytes;
+  return {};
+}
+
 // What the chosen rung and gate need before the first turn; driver calls, made once per peer where they can be.
 Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
   ExporterPeer& peer = loan.exporter_peer();
@@ -288,16 +346,7 @@ Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
   if (loan.gate == GPULOAN_GATE_MEMOP && gpu_) GPULOAN_TRY(peer.words.register_with(gpu_));
   if (loan.gate == GPULOAN_GATE_EVENT) GPULOAN_TRY(prepare_event(loan));
   if (loan.bytes == 0) return {};
-  if (loan.rung == GPULOAN_RUNG_IPC) {
-    auto handle = driver::IpcMapping::handle_of(*gpu_, loan.foreign.base);
-    if (!handle) return forward(std::move(handle.error()));
-    loan.legacy = *handle;
-  }
-  if (loan.rung == GPULOAN_RUNG_VMM && loan.shares_foreign()) {
-    auto pieces = memory::retain_chunks(gpu_, loan.pointer, loan.bytes);
-    if (!pieces) return forward(std::move(pieces.error()));
-    loan.pieces = std::make_shared<const std::vector<driver::VmmHandle>>(std::move(*pieces));
-  }
+  if (loan.shares_foreign()) return prepare_foreign(loan);
   if (loan.carrier == Carrier::Ring) return prepare_ring(peer, loan.access == GPULOAN_ACCESS_READ);
   if (!loan.staged()) return {};
   GPULOAN_TRY(prepare_stream(peer.copy_stream));
@@ -347,6 +396,10 @@ void Exporter::start_turn(ExportLoan& loan) {
   loan.landing = false;
   loan.step_ns[GPULOAN_STEP_DONE] = 0;
   if (loan.region != nullptr && !gate::is_cpu(loan.stream)) loan.arena->used_on(loan.region, loan.stream);
+  if (loan.owned != nullptr) { // not before the loan has ended can it be destroyed
+    if (!gate::is_cpu(loan.stream)) loan.owner->arena->used_on(loan.owned, loan.stream);
+    if (loan.staging != nullptr) loan.owner->arena->used_on(loan.owned, peer.copy_stream.get());
+  }
   if (loan.staging != nullptr) {
     if (!gate::is_cpu(loan.stream)) loan.arena->used_on(loan.staging, loan.stream);
     loan.arena->used_on(loan.staging, peer.copy_stream.get());
@@ -373,7 +426,11 @@ Result<void> Exporter::announce_memory(ExportLoan& loan, channel::Export& wire) 
     record.foreign.buffer = loan.foreign.buffer_id;
     record.foreign.access = loan.access;
     std::memcpy(record.foreign.uuid, gpu_->floors().uuid.bytes, sizeof record.foreign.uuid);
-    if (!loan.pieces) {
+    if (loan.rung == GPULOAN_RUNG_POOL) {
+      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Pool);
+      record.foreign.pool = loan.pool;
+      send(peer, record, std::as_bytes(std::span(loan.pool_pointer.reserved)));
+    } else if (loan.rung == GPULOAN_RUNG_IPC) {
       record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Legacy);
       send(peer, record, std::as_bytes(std::span(loan.legacy.reserved)));
     } else {
@@ -525,13 +582,13 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     GPULOAN_TRY(scope.ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, options.stream));
   }
-  if (options.exclusive && place->origin == Origin::OtherArena && place->alone) GPULOAN_TRY(make_exclusive(*place));
   auto admission = admit_to(*peer, *place, bytes, options);
   while (admission && needs_proof(*peer, *admission, bytes, options)) {
-    GPULOAN_TRY(prove(peer, admission->rung));
+    GPULOAN_TRY(prove(peer, admission->rung, place->foreign.pool));
     admission = admit_to(*peer, *place, bytes, options);
   }
   if (!admission) return forward(std::move(admission.error()));
+  if (options.exclusive && place->origin == Origin::OtherArena && admission->carrier == Carrier::Direct) GPULOAN_TRY(make_exclusive(*place));
   auto loan = enter(peer, *place, pointer, bytes, options, *admission);
   if (!loan) return forward(std::move(loan.error()));
   (*loan)->stream = options.stream;

@@ -14,6 +14,15 @@ Result<DeviceBuffer> DeviceBuffer::allocate(std::shared_ptr<driver::Gpu> gpu, st
   return buffer;
 }
 
+Result<DeviceBuffer> DeviceBuffer::from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool, cuda::Stream stream) {
+  DeviceBuffer buffer;
+  driver::Gpu::Scope scope(*gpu);
+  GPULOAN_TRY(scope.ok());
+  GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAllocFromPoolAsync, &buffer.allocated_, bytes, pool, stream));
+  buffer.gpu_ = std::move(gpu);
+  return buffer;
+}
+
 Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes) {
   if (!gpu->floors().has(GPULOAN_FLOOR_VMM)) return allocate(std::move(gpu), bytes);
   DeviceBuffer buffer;

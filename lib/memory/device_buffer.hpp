@@ -14,6 +14,8 @@ class DeviceBuffer {
   [[nodiscard]] static Result<DeviceBuffer> create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
   // By cuMemAlloc in any case.
   [[nodiscard]] static Result<DeviceBuffer> allocate(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
+  // From a pool of the caller's, usable behind what is now in `stream`.
+  [[nodiscard]] static Result<DeviceBuffer> from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool, cuda::Stream stream);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();

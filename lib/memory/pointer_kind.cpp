@@ -101,11 +101,13 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
   } else if (ask(driver, cuda::PointerMemPool, pointer, pool), pool != 0) {
     ask(driver, cuda::PointerAllowedHandleTypes, pointer, handles);
     info.kind = (handles & cuda::HandlePosixFd) != 0 ? PointerKind::PoolShareable : PointerKind::PoolPrivate;
+    info.pool = reinterpret_cast<cuda::Pool>(pool);
   } else if (ask(driver, cuda::PointerLegacyIpcCapable, pointer, legacy), (legacy & 0xFF) != 0) {
     info.kind = PointerKind::Alloc;
   } else {
-    info.kind = PointerKind::Imported;
+    info.kind = PointerKind::VmmPrivate; // or imported: a driver without these functions does not tell
     if (driver.has(driver::Group::ForeignVmm)) {
+      info.kind = PointerKind::Imported;
       auto chunks = walk_chunks(gpu, pointer, bytes);
       if (!chunks) return forward(std::move(chunks.error()));
       chunks->info.buffer_id = info.buffer_id;

@@ -29,6 +29,7 @@ struct PointerInfo {
   std::uint64_t base = 0;      // of the allocation; of the first chunk for VMM
   std::uint64_t bytes = 0;     // of the allocation; of all chunks that the range touches for VMM
   std::uint64_t buffer_id = 0; // never used twice by one process
+  cuda::Pool pool = nullptr;   // PoolShareable
   std::uint32_t pieces = 1;    // chunks that the range touches, VMM only
 };
 // INVALID when [pointer, pointer + bytes) is not wholly memory of one allocation (or of chunks that are mapped without a

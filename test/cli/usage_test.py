@@ -59,7 +59,7 @@ class UsageTest(CliTest):
             (("demo", "--worker", "3"), ("unknown option '--worker'", "did you mean '--workers'?")),
             (("demo", "--workers", "0"), ("'--workers'", "'0' is not a number from 1 to 256")),
             (("demo", "--size", "1.5MiB"), ("'--size'", "is not a size")),
-            (("demo", "--rung", "pool"), ("'--rung'", "vmm, ipc, host")),
+            (("demo", "--rung", "pools"), ("'--rung'", "vmm, pool, ipc, host")),
             (("demo", "--timeout", "soon"), ("'--timeout'", "seconds")),
             (("demo", "a", "b"), ("only one FILE",)),
             (("demo", "a", "--size", "3"), ("exclude each other",)),

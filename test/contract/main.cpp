@@ -36,7 +36,7 @@ struct Choice {
   const char* name;
   Value value;
 };
-constexpr Choice<gpuloan_rung> kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"ipc", GPULOAN_RUNG_IPC}, {"host", GPULOAN_RUNG_HOST}};
+constexpr Choice<gpuloan_rung> kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"pool", GPULOAN_RUNG_POOL}, {"ipc", GPULOAN_RUNG_IPC}, {"host", GPULOAN_RUNG_HOST}};
 constexpr Choice<gpuloan_gate> kGates[] = {{"memop", GPULOAN_GATE_MEMOP}, {"event", GPULOAN_GATE_EVENT}, {"host", GPULOAN_GATE_HOST}};
 constexpr Choice<gpuloan_engine> kEngines[] = {{"epoll", GPULOAN_ENGINE_EPOLL}, {"io_uring", GPULOAN_ENGINE_IO_URING}};
 
@@ -85,6 +85,7 @@ std::string missing(const Cell& cell) {
   if (gpuloan_device_probe(cell.driver.c_str(), 0, &device) != GPULOAN_OK) return gpuloan_error_text();
   std::uint32_t floors = 0;
   if (cell.rung == GPULOAN_RUNG_VMM) floors |= GPULOAN_FLOOR_VMM;
+  if (cell.rung == GPULOAN_RUNG_POOL) floors |= GPULOAN_FLOOR_POOLS;
   if (cell.rung == GPULOAN_RUNG_IPC) floors |= GPULOAN_FLOOR_IPC_MEMORY;
   if (cell.gate == GPULOAN_GATE_MEMOP) floors |= GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_HOST_REGISTER;
   if (cell.gate == GPULOAN_GATE_EVENT) floors |= GPULOAN_FLOOR_IPC_EVENTS;

@@ -221,6 +221,7 @@ int run_victim(int control, int loan_end, const Cell& cell) {
   Gpu gpu(cell.driver.c_str());
   const Bench bench{cell, gpu, Habitat::Process};
   Region::own_memory = bench.own_memory() ? &gpu : nullptr;
+  if (cell.rung == GPULOAN_RUNG_POOL) gpu.alloc_from_pool();
   Exporter exporter(bench);
   expect_ok(gpuloan_context_attach(exporter.get(), loan_end, nullptr), "gpuloan_context_attach");
   gpuloan_peer* peer = exporter.event(GPULOAN_EVENT_PEER_READY).peer;

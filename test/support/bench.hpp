@@ -41,7 +41,7 @@ struct Bench {
   Habitat habitat = Habitat::Process;
   [[nodiscard]] bool zero_copy() const noexcept { return cell.rung != GPULOAN_RUNG_HOST; }
   // What is lent is memory of the test's own, not of the library's arena.
-  [[nodiscard]] bool own_memory() const noexcept { return cell.rung == GPULOAN_RUNG_IPC; }
+  [[nodiscard]] bool own_memory() const noexcept { return cell.rung == GPULOAN_RUNG_IPC || cell.rung == GPULOAN_RUNG_POOL; }
   // What becomes of memory that a lost peer had.
   [[nodiscard]] gpuloan_memory_state lost_state() const noexcept {
     return own_memory() ? GPULOAN_MEMORY_QUARANTINED : zero_copy() ? GPULOAN_MEMORY_RETIRED : GPULOAN_MEMORY_RELEASED;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <dlfcn.h>
+#include <unistd.h>
 
 namespace loan_test {
 namespace {
@@ -46,6 +47,7 @@ Gpu::~Gpu() {
     call.cuStreamDestroy(slot.handle);
   }
   if (scratch_ != 0) call.cuMemFree(scratch_);
+  if (pool_ != nullptr) call.cuMemPoolDestroy(pool_);
   for (const Pinned& buffer : free_) call.cuMemFreeHost(buffer.data);
   cuda::Context context = nullptr;
   call.cuCtxPopCurrent(&context);
@@ -69,6 +71,10 @@ void Gpu::resolve(const char* driver) {
   find(library, "cuStreamWaitValue64_v2", call.cuStreamWaitValue64);
   find(library, "cuMemAlloc_v2", call.cuMemAlloc);
   find(library, "cuMemFree_v2", call.cuMemFree);
+  find(library, "cuMemPoolCreate", call.cuMemPoolCreate);
+  find(library, "cuMemPoolDestroy", call.cuMemPoolDestroy);
+  find(library, "cuMemPoolExportToShareableHandle", call.cuMemPoolExportToShareableHandle);
+  find(library, "cuMemAllocFromPoolAsync", call.cuMemAllocFromPoolAsync);
   find(library, "cuMemAllocHost_v2", call.cuMemAllocHost);
   find(library, "cuMemFreeHost", call.cuMemFreeHost);
   find(library, "cuMemGetInfo_v2", call.cuMemGetInfo);
@@ -195,11 +201,31 @@ std::string Gpu::mismatch(std::uint64_t pointer, std::uint64_t bytes, std::uint6
 
 std::uint64_t Gpu::alloc(std::uint64_t bytes) {
   cuda::DevicePtr pointer = 0;
-  check(call.cuMemAlloc(&pointer, bytes), "cuMemAlloc");
+  if (pool_ == nullptr) {
+    check(call.cuMemAlloc(&pointer, bytes), "cuMemAlloc");
+    return pointer;
+  }
+  check(call.cuMemAllocFromPoolAsync(&pointer, bytes, pool_, stream()), "cuMemAllocFromPoolAsync");
+  sync();
   return pointer;
 }
 
-void Gpu::free(std::uint64_t pointer) { check(call.cuMemFree(pointer), "cuMemFree"); }
+void Gpu::alloc_from_pool() {
+  if (pool_ != nullptr) return;
+  cuda::PoolProps props = {};
+  props.type = cuda::AllocationPinned;
+  props.handle_types = cuda::HandlePosixFd;
+  props.location = {cuda::LocationDevice, 0};
+  check(call.cuMemPoolCreate(&pool_, &props), "cuMemPoolCreate");
+  int fd = -1; // what its first export makes stays, and must not look like a leak
+  check(call.cuMemPoolExportToShareableHandle(&fd, pool_, cuda::HandlePosixFd, 0), "cuMemPoolExportToShareableHandle");
+  ::close(fd);
+}
+
+void Gpu::free(std::uint64_t pointer) {
+  check(call.cuMemFree(pointer), "cuMemFree");
+  if (pool_ != nullptr) sync(); // then the pool gives the memory back
+}
 
 std::uint64_t Gpu::used_bytes() const {
   std::size_t free_bytes = 0;

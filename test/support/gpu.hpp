@@ -32,6 +32,10 @@ struct CudaTable {
   CuResult (*cuStreamWaitValue64)(cuda::Stream stream, cuda::DevicePtr address, std::uint64_t value, unsigned flags);
   CuResult (*cuMemAlloc)(cuda::DevicePtr* pointer, std::size_t bytes);
   CuResult (*cuMemFree)(cuda::DevicePtr pointer);
+  CuResult (*cuMemPoolCreate)(cuda::Pool* pool, const cuda::PoolProps* props);
+  CuResult (*cuMemPoolDestroy)(cuda::Pool pool);
+  CuResult (*cuMemPoolExportToShareableHandle)(void* shareable, cuda::Pool pool, int type, unsigned long long flags);
+  CuResult (*cuMemAllocFromPoolAsync)(cuda::DevicePtr* pointer, std::size_t bytes, cuda::Pool pool, cuda::Stream stream);
   CuResult (*cuMemAllocHost)(void** pointer, std::size_t bytes);
   CuResult (*cuMemFreeHost)(void* pointer);
   CuResult (*cuMemGetInfo)(std::size_t* free_bytes, std::size_t* total);
@@ -75,6 +79,7 @@ class Gpu {
   // Copies back behind what is in the stream, waits, and says what is wrong; "" for nothing.
   [[nodiscard]] std::string mismatch(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t seed, unsigned index = 0);
   [[nodiscard]] std::uint64_t alloc(std::uint64_t bytes);
+  void alloc_from_pool(); // from now on alloc() takes memory of a shareable pool
   void free(std::uint64_t pointer);
 
   [[nodiscard]] std::uint64_t used_bytes() const; // of the device, by all processes
@@ -105,6 +110,7 @@ class Gpu {
   std::int64_t pinned_ = 0;
   volatile std::uint64_t* hold_words_ = nullptr; // pinned; this and the next: real driver only
   cuda::DevicePtr scratch_ = 0;
+  cuda::Pool pool_ = nullptr;
 };
 
 } // namespace loan_test

@@ -49,6 +49,7 @@ const char* reason_to_skip(const Bench& bench, const Case& test) {
 
 Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only) {
   Region::own_memory = bench.own_memory() ? &bench.gpu : nullptr;
+  if (bench.cell.rung == GPULOAN_RUNG_POOL) bench.gpu.alloc_from_pool();
   Totals totals;
   int number = 0;
   for (const Case& test : cases) {

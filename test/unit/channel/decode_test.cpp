@@ -69,7 +69,7 @@ TEST_CASE("a wrong header field is refused and named") {
       {[](Header& h) { h.version = 0; }, "version 0"},
       {[](Header& h) { h.version = kVersionMax + 1; }, "version 2"},
       {[](Header& h) { h.type = 0; }, "unknown type 0"},
-      {[](Header& h) { h.type = kTypeMax + 1; }, "unknown type 28"},
+      {[](Header& h) { h.type = kTypeMax + 1; }, "unknown type 29"},
       {[](Header& h) { h.type = 0xFFFF; }, "unknown type 65535"},
       {[](Header& h) { h.reserved = 1; }, "reserved"},
       {[](Header& h) { h.fd_count = 0; }, "CHUNK declares 0 descriptors, must be 1"},
@@ -246,7 +246,7 @@ TEST_CASE("rules: names and what each type may carry") {
     CHECK(rule.tail_max <= kTailMax);
     with_fd += rule.fd_count;
   });
-  CHECK(with_fd == 5); // PAGES, CHUNK, RING
+  CHECK(with_fd == 6); // PAGES, CHUNK, RING
   CHECK(rule_of(0) == nullptr);
   CHECK(rule_of(kTypeMax + 1) == nullptr);
   CHECK(std::string_view(type_name(static_cast<Type>(0))) == "unknown");

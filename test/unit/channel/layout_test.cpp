@@ -23,11 +23,12 @@ GPULOAN_WIRE_BODIES(GPULOAN_CHECK_BODY)
 
 static_assert(sizeof(Header) == 16 && sizeof(DeviceEntry) == 24 && sizeof(Record) == 128);
 static_assert(offsetof(Record, header) == 0 && offsetof(Record, hello) == 16 && offsetof(Record, export_) == 16);
-static_assert(kMagic == 0x4E4F4C47 && kVersionMin == 1 && kVersionMax == 1 && kTypeMax == 27);
+static_assert(kMagic == 0x4E4F4C47 && kVersionMin == 1 && kVersionMax == 1 && kTypeMax == 28);
 static_assert(kRecordBytes == 128 && kTailMax == 4096 && kMaxFds == 64 && kMaxDevices == 64);
 static_assert(ExportKeepOpen == 1 && ExportReady == 2 && ExportCanary == 4);
 static_assert(static_cast<int>(ChunkKind::Vmm) == 1 && static_cast<int>(ChunkKind::HostPages) == 2);
-static_assert(static_cast<int>(ForeignKind::Legacy) == 1 && static_cast<int>(ForeignKind::Vmm) == 2);
+static_assert(static_cast<int>(ForeignKind::Legacy) == 1 && static_cast<int>(ForeignKind::Vmm) == 2 &&
+              static_cast<int>(ForeignKind::Pool) == 3);
 static_assert(sizeof(gpuloan_key) == sizeof(Hello::key));
 
 namespace {
@@ -69,7 +70,7 @@ TEST_CASE("the fields of each struct cover it without a gap") {
     CAPTURE(structure);
     CHECK(bytes == (structure == "Header" ? 16U : structure == "DeviceEntry" ? 24U : 112U));
   }
-  CHECK(end.size() == 21);
+  CHECK(end.size() == 22);
 }
 
 TEST_CASE("the magic is the letters GLON in memory order") {

@@ -118,14 +118,18 @@
   F(Foreign, pieces, 32, 4)                                                                                            \
   F(Foreign, reserved0, 36, 4)                                                                                         \
   F(Foreign, uuid, 40, 16)                                                                                             \
-  F(Foreign, reserved, 56, 56)                                                                                         \
+  F(Foreign, pool, 56, 8)                                                                                              \
+  F(Foreign, reserved, 64, 48)                                                                                         \
   F(Piece, chunk, 0, 8)                                                                                                \
   F(Piece, bytes, 8, 8)                                                                                                \
   F(Piece, index, 16, 4)                                                                                               \
   F(Piece, reserved, 20, 92)                                                                                           \
   F(PiecesTaken, chunk, 0, 8)                                                                                          \
   F(PiecesTaken, count, 8, 4)                                                                                          \
-  F(PiecesTaken, reserved, 12, 100)
+  F(PiecesTaken, reserved, 12, 100)                                                                                    \
+  F(Pool, pool, 0, 8)                                                                                                  \
+  F(Pool, uuid, 8, 16)                                                                                                 \
+  F(Pool, reserved, 24, 88)
 
 // F(Type, number, name, struct of its body, descriptors, longest tail)
 #define GPULOAN_WIRE_TYPES(F)                                                                                          \
@@ -155,7 +159,8 @@
   F(Tether, 24, "TETHER", Empty, 1, 0)                                                                                 \
   F(Foreign, 25, "FOREIGN", Foreign, 0, 64)                                                                            \
   F(Piece, 26, "PIECE", Piece, 1, 0)                                                                                   \
-  F(PiecesTaken, 27, "PIECES_TAKEN", PiecesTaken, 0, 0)
+  F(PiecesTaken, 27, "PIECES_TAKEN", PiecesTaken, 0, 0)                                                                \
+  F(Pool, 28, "POOL", Pool, 1, 0)
 
 #define GPULOAN_WIRE_BODIES(F)                                                                                         \
   F(Hello)                                                                                                             \
@@ -176,4 +181,5 @@
   F(RingDrained)                                                                                                       \
   F(Foreign)                                                                                                           \
   F(Piece)                                                                                                             \
-  F(PiecesTaken)
+  F(PiecesTaken)                                                                                                       \
+  F(Pool)

@@ -15,6 +15,7 @@ using namespace gpuloan::loan;
 namespace {
 
 constexpr std::uint32_t kVmmBit = GPULOAN_RUNG_VMM;
+constexpr std::uint32_t kPoolBit = GPULOAN_RUNG_POOL;
 constexpr std::uint32_t kIpcBit = GPULOAN_RUNG_IPC;
 constexpr std::uint32_t kHostBit = GPULOAN_RUNG_HOST;
 using gpuloan::memory::PointerKind;
@@ -46,6 +47,16 @@ bool vmm_can(const AdmissionInput& in) {
                       (in.exporter.floors & GPULOAN_FLOOR_FOREIGN_VMM) != 0;
   return (in.rungs & kVmmBit) != 0 && (ours || theirs) && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
          in.same_device && (in.origin == Origin::Nothing || proven(in.vmm));
+}
+
+bool has_pools(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_POOLS) != 0; }
+
+// The importer opens the allocation through its pool; one that is too large would kill it.
+bool pool_can(const AdmissionInput& in) {
+  const bool allocation = in.origin == Origin::Foreign && in.kind == PointerKind::PoolShareable && in.allocation_bytes <= in.import_limit &&
+                          keepable(in) && proven(in.pool);
+  return (in.rungs & kPoolBit) != 0 && (allocation || in.origin == Origin::Nothing) && in.wanted == GPULOAN_MEMORY_DEVICE &&
+         has_pools(in.exporter) && has_pools(in.importer) && in.same_device;
 }
 
 // The importer opens the block by its legacy handle, which only cuMemAlloc memory has.
@@ -80,8 +91,8 @@ bool host_can(const AdmissionInput& in) {
 
 void check_chosen(const AdmissionInput& in, const Admission& out) {
   CHECK((static_cast<std::uint32_t>(out.rung) & in.rungs) != 0); // never one that was not allowed
-  const bool staged = !vmm_can(in) && !ipc_can(in) && stage_can(in);
-  CHECK(out.rung == (vmm_can(in) || staged ? GPULOAN_RUNG_VMM : ipc_can(in) ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST));
+  const bool staged = !vmm_can(in) && !pool_can(in) && !ipc_can(in) && stage_can(in);
+  CHECK(out.rung == (vmm_can(in) || staged ? GPULOAN_RUNG_VMM : pool_can(in) ? GPULOAN_RUNG_POOL : ipc_can(in) ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_HOST));
   CHECK((out.carrier == Carrier::Stage) == staged);
   const bool copies = out.carrier != Carrier::Direct;
   if (in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) CHECK_FALSE(copies);
@@ -106,7 +117,7 @@ void check_chosen(const AdmissionInput& in, const Admission& out) {
 void check(const AdmissionInput& in) {
   CAPTURE(describe(in));
   const auto out = admit(in);
-  REQUIRE(out.has_value() == (vmm_can(in) || ipc_can(in) || stage_can(in) || host_can(in)));
+  REQUIRE(out.has_value() == (vmm_can(in) || pool_can(in) || ipc_can(in) || stage_can(in) || host_can(in)));
   if (out) {
     check_chosen(in, *out);
     return;
@@ -126,7 +137,7 @@ constexpr int kMemoryCount = 13;
 template <typename Visit>
 void each_input(Visit visit) {
   constexpr std::array kSides = {kNoDevice, kBare, kFull};
-  constexpr std::array<std::uint32_t, 6> kMasks = {0, kVmmBit, kIpcBit, kHostBit, kVmmBit | kHostBit, ~0U};
+  constexpr std::array<std::uint32_t, 7> kMasks = {0, kVmmBit, kPoolBit, kIpcBit, kHostBit, kVmmBit | kHostBit, ~0U};
   struct Memory {
     Origin origin;
     PointerKind kind;
@@ -144,6 +155,7 @@ void each_input(Visit visit) {
   for (const auto& [origin, kind, alone] : kMemories)
     for (const gpuloan_access access : {GPULOAN_ACCESS_READ, GPULOAN_ACCESS_WRITE})
      for (const std::uint64_t free : {std::uint64_t{0}, UINT64_MAX})
+    for (const std::uint64_t limit : {999U, 1000U})
     for (const gpuloan_memory wanted : {GPULOAN_MEMORY_DEVICE, GPULOAN_MEMORY_HOST})
       for (const SideFloors& exporter : kSides)
         for (const SideFloors& importer : kSides)
@@ -154,14 +166,15 @@ void each_input(Visit visit) {
                   for (const std::uint32_t rungs : kMasks)
                     for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
                       const RungProof proof = {canary, unanswered};
-                      in = {origin, kind, alone, access, 100, free, wanted, exporter, importer, same, proof, proof, unprovable, rungs, policy};
+                      in = {origin, kind, alone, access, 100, free, 1000, limit, wanted, exporter, importer, same, proof, proof, proof, unprovable, rungs, policy};
                       visit(in);
                     }
 }
 
 AdmissionInput everyday() {
   constexpr RungProof kProven = {GPULOAN_CANARY_VERIFIED, false};
-  return {Origin::ArenaDevice, PointerKind::Unknown, false, GPULOAN_ACCESS_READ, 100, UINT64_MAX, GPULOAN_MEMORY_DEVICE, kFull, kFull, true, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
+  return {Origin::ArenaDevice, PointerKind::Unknown, false, GPULOAN_ACCESS_READ, 100, UINT64_MAX, 100, 5248ULL << 20, GPULOAN_MEMORY_DEVICE,
+          kFull, kFull, true, kProven, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
 }
 
 void foreign(AdmissionInput& in, PointerKind kind) {
@@ -253,6 +266,13 @@ constexpr Row kRows[] = {
     {"16 GiB on a card of 24 GiB, copied",
      [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate), in.bytes = 16ULL << 30, in.free_bytes = 8ULL << 30; },
      GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "a copy needs 17179869184 bytes of the device beside the original, 8589934592 are free"},
+    {"shareable pool", [](AdmissionInput& in) { foreign(in, PointerKind::PoolShareable); }, GPULOAN_RUNG_POOL, Carrier::Direct, kDevice, "vmm: "},
+    {"shareable pool, as by default",
+     [](AdmissionInput& in) { foreign(in, PointerKind::PoolShareable), in.rungs = kVmmBit | kIpcBit | kHostBit; },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "experimental and off by default"},
+    {"a view of 1 KiB of a pool allocation of 6 GiB",
+     [](AdmissionInput& in) { foreign(in, PointerKind::PoolShareable), in.bytes = 1024, in.allocation_bytes = 6ULL << 30; },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "pool: the allocation has 6442450944 bytes, and importing more than 5502926848 at once kills"},
     {"pool", [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate); }, GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "a pool that cannot be shared"},
     {"pool, zero-copy",
      [](AdmissionInput& in) { foreign(in, PointerKind::PoolPrivate), in.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY; },
@@ -277,7 +297,7 @@ TEST_CASE("admission: everything it may be asked") {
     check(in);
     ++count;
   });
-  CHECK(count == kMemoryCount * 2 * 2 * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 6 * 2);
+  CHECK(count == kMemoryCount * 2 * 2 * 2 * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 7 * 2);
 }
 
 TEST_CASE("admission: more allowed rungs never refuse more") {
