@@ -25,6 +25,8 @@ void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
   const auto loans = peer->loans;
   peer->feeds.clear();
   for (const auto& [id, loan] : loans) settle_lost(*loan);
+  // Nothing more is sent; a feed would keep its chunks, and through its loan the peer. Releasing them is the driver's work.
+  if (!peer->feeds.empty()) apart_.run([feeds = std::exchange(peer->feeds, {})]() mutable { feeds.clear(); });
   if (peer->arena) peer->arena->retire();
   settle_gone(*peer);
   // A path may be looked at and left again (that is how a second listener finds out that it is live); a socketpair's other
