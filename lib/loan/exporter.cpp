@@ -64,6 +64,16 @@ Exporter::Exporter(const ContextOptions& options, std::shared_ptr<driver::Gpu> g
 
 Exporter::~Exporter() { close(); }
 
+namespace {
+
+// Of a loan in quarantine. Our own handles to its memory go first: behind the release function it is the caller's to free.
+struct Kept {
+  std::shared_ptr<ReleaseCall> release_call;
+  std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // destroyed before what stands above
+};
+
+} // namespace
+
 void Exporter::close() noexcept {
   {
     const Lock lock(mutex_);
@@ -98,14 +108,13 @@ void Exporter::close() noexcept {
     peer->vmm_canary.loan.reset();
     peer->pool_canary.loan.reset();
     peer->ipc_canary.loan.reset();
-    std::vector<std::shared_ptr<const void>> kept;
+    std::vector<Kept> kept;
     for (const auto& loan : std::exchange(peer->quarantined, {})) {
-      kept.push_back(std::exchange(loan->release_call, nullptr));
-      kept.push_back(std::exchange(loan->pieces, nullptr));
+      kept.push_back({std::exchange(loan->release_call, nullptr), std::exchange(loan->pieces, nullptr)});
     }
     peer->release_memory(true);
     peer->socket.reset();
-    if (!kept.empty()) keep_until_gone(std::move(peer->pidfd), std::move(peer->tether), std::make_shared<decltype(kept)>(std::move(kept)));
+    if (!kept.empty()) keep_until_gone(std::move(peer->pidfd), peer->tether, std::make_shared<decltype(kept)>(std::move(kept)));
     peer->pidfd.reset();
   }
   remembered_.clear();
@@ -284,7 +293,7 @@ void Exporter::welcome(const std::shared_ptr<ExporterPeer>& peer) {
     return;
   }
   peer->words = std::move(*words);
-  peer->tether = std::move(*tether);
+  peer->tether = std::make_shared<const Tether>(std::move(*tether));
   peer->account_ref = accounts_.get(peer->account);
   peer->arena = std::make_shared<memory::Arena>(gpu_, peer->account_ref, options_.idle_bytes);
   peer->generations.assign(options_.slots, 0);
@@ -338,7 +347,7 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
     return {};
   }
   if (peer->phase == Peer::Phase::Checked && type == Type::PagesChecked) {
-    auto fd = peer->tether.for_peer();
+    auto fd = peer->tether->for_peer();
     if (!fd) return forward(std::move(fd.error()));
     std::vector<UniqueFd> fds;
     fds.push_back(std::move(*fd));

@@ -136,7 +136,7 @@ class ExporterPeer : public Peer {
   std::size_t requests = 0; // not answered
   bool dead = false;          // its pidfd fired
   // The page that its processes keep mapped as long as they may touch lent memory (S17); we never map it.
-  Tether tether;
+  std::shared_ptr<const Tether> tether; // also of a try that is under way when the context ends
   bool untethered = false; // sealed: nobody maps the page any more
   bool sealing = false;    // a try is under way
   std::uint64_t seal_at_ns = 0, seal_pause_ns = 0;
@@ -316,7 +316,7 @@ class Exporter : public Context {
   void settle_peer(const std::shared_ptr<ExporterPeer>& peer);
   void release(ExportLoan& loan); // the memory is ours alone again
   void seek_proof(const std::shared_ptr<ExporterPeer>& peer);
-  void try_seal(const std::shared_ptr<ExporterPeer>& peer); // no lock
+  void try_seal(const std::shared_ptr<ExporterPeer>& peer, const Tether& tether); // no lock
   void settle_gone(ExporterPeer& peer);
   void report_lost(ExporterPeer& peer);
   [[nodiscard]] const char* unprovable(const ExporterPeer& peer) const noexcept;

@@ -95,11 +95,11 @@ void Exporter::on_peer_dead(const std::shared_ptr<Peer>& base) {
 void Exporter::seek_proof(const std::shared_ptr<ExporterPeer>& peer) {
   if (!peer->lost || !peer->dead || peer->untethered || peer->sealing || now_ns() < peer->seal_at_ns || !awaits_death(*peer)) return;
   peer->sealing = true;
-  apart_.run([this, peer] { try_seal(peer); });
+  apart_.run([this, peer, tether = peer->tether] { try_seal(peer, *tether); });
 }
 
-void Exporter::try_seal(const std::shared_ptr<ExporterPeer>& peer) {
-  const bool let_go = peer->tether.let_go();
+void Exporter::try_seal(const std::shared_ptr<ExporterPeer>& peer, const Tether& tether) {
+  const bool let_go = tether.let_go();
   const Lock lock(mutex_);
   peer->sealing = false;
   if (let_go) {

@@ -35,7 +35,7 @@ Result<Tether> Tether::create() {
 
 bool Tether::let_go() const noexcept { return ::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0; }
 
-void keep_until_gone(UniqueFd pidfd, Tether tether, std::shared_ptr<void> kept) noexcept {
+void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::shared_ptr<void> kept) noexcept {
   if (!pidfd) {
     static_cast<void>(new auto(std::move(kept)));
     return;
@@ -45,7 +45,7 @@ void keep_until_gone(UniqueFd pidfd, Tether tether, std::shared_ptr<void> kept) 
   try {
     start_thread("gpuloan-keep", [pidfd = std::move(pidfd), tether = std::move(tether), held] {
       await_death(pidfd.get());
-      for (auto pause = kFirstPause; !tether.let_go(); pause = std::min(pause * 2, kLongestPause)) std::this_thread::sleep_for(pause);
+      for (auto pause = kFirstPause; !tether->let_go(); pause = std::min(pause * 2, kLongestPause)) std::this_thread::sleep_for(pause);
       delete held;
     }).detach();
   } catch (...) {

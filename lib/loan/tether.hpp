@@ -31,6 +31,6 @@ class Tether {
 
 // For what outlives its exporter: drops `kept` on a thread of its own once `pidfd` tells that the process is dead and the
 // tether was let go. Without a pidfd, or where no thread can be had, `kept` stays to the end of this process.
-void keep_until_gone(UniqueFd pidfd, Tether tether, std::shared_ptr<void> kept) noexcept;
+void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::shared_ptr<void> kept) noexcept;
 
 } // namespace gpuloan::loan
