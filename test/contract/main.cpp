@@ -2,15 +2,16 @@
 //
 // contract_test: the contract suite as a program that runs anywhere with libgpuloan.so.0 and a driver.
 //
-//   contract_test --driver sim|real|PATH --rung vmm|host --gate memop|event|host --engine epoll|io_uring [--only TEXT]
+//   contract_test --driver sim|real|PATH --rung vmm|ipc|host --gate memop|event|host --engine epoll|io_uring [--only TEXT]
 //       one cell, as TAP. Exit status 0: passed, 1: failed, 77: this cell cannot run here (the last line says why).
 //   contract_test --all --driver sim|real|PATH [--only TEXT]
-//       each of the 12 cells in a process of its own, then one table.
+//       each of the 18 cells in a process of its own, then one table.
 //   contract_test --list
 //       the cases
 //
 // --driver is GPULOAN_DRIVER where it is not given. The worker of a cell is this program again (--worker), and so is the
 // exporter that has to die (--victim); both inherit their end of a socketpair.
+#include "../support/cell.hpp"
 #include "suite.hpp"
 
 #include <cstdio>
@@ -22,33 +23,12 @@
 namespace loan_test {
 namespace {
 
-constexpr int kSkipped = 77;
-
 struct Arguments {
   Cell cell;
   std::string only;
   bool all = false, list = false, worker = false, victim = false;
   int control = -1, loan_end = -1;
 };
-
-template <typename Value>
-struct Choice {
-  const char* name;
-  Value value;
-};
-constexpr Choice<gpuloan_rung> kRungs[] = {{"vmm", GPULOAN_RUNG_VMM}, {"pool", GPULOAN_RUNG_POOL}, {"ipc", GPULOAN_RUNG_IPC}, {"host", GPULOAN_RUNG_HOST}};
-constexpr Choice<gpuloan_gate> kGates[] = {{"memop", GPULOAN_GATE_MEMOP}, {"event", GPULOAN_GATE_EVENT}, {"host", GPULOAN_GATE_HOST}};
-constexpr Choice<gpuloan_engine> kEngines[] = {{"epoll", GPULOAN_ENGINE_EPOLL}, {"io_uring", GPULOAN_ENGINE_IO_URING}};
-
-template <typename Value, std::size_t Count>
-Value parse(std::string_view text, const Choice<Value> (&choices)[Count]) {
-  std::string names;
-  for (const auto& [name, value] : choices) {
-    if (text == name) return value;
-    names += std::string(" ") + name;
-  }
-  fail("'" + std::string(text) + "' is none of" + names);
-}
 
 void parse_pair(Arguments& arguments, const char* const* words, bool& role) {
   role = true;
@@ -58,8 +38,7 @@ void parse_pair(Arguments& arguments, const char* const* words, bool& role) {
 
 Arguments parse_arguments(int count, char** words) {
   Arguments out;
-  const char* driver = std::getenv("GPULOAN_DRIVER");
-  out.cell.driver = driver != nullptr && *driver != '\0' ? driver : "sim";
+  out.cell.driver = default_driver();
   for (int at = 1; at < count; ++at) {
     const std::string_view word = words[at];
     const int left = count - at - 1;
@@ -67,40 +46,14 @@ Arguments parse_arguments(int count, char** words) {
     else if (word == "--list") out.list = true;
     else if (word == "--worker" && left >= 2) parse_pair(out, words + at + 1, out.worker), at += 2;
     else if (word == "--victim" && left >= 2) parse_pair(out, words + at + 1, out.victim), at += 2;
-    else if (word == "--driver" && left >= 1) out.cell.driver = words[++at];
     else if (word == "--only" && left >= 1) out.only = words[++at];
-    else if (word == "--rung" && left >= 1) out.cell.rung = parse(words[++at], kRungs);
-    else if (word == "--gate" && left >= 1) out.cell.gate = parse(words[++at], kGates);
-    else if (word == "--engine" && left >= 1) out.cell.engine = parse(words[++at], kEngines);
+    else if (left >= 1 && take_cell_option(word, words[at + 1], out.cell)) ++at;
     else fail("the argument '" + std::string(word) + "' is not understood; the head of main.cpp lists them");
   }
   return out;
 }
 
 // ---- One cell -----------------------------------------------------------------------------------------------------
-
-// Why the cell cannot run here; "" when it can.
-std::string missing(const Cell& cell) {
-  auto device = init<gpuloan_device_info>();
-  if (gpuloan_device_probe(cell.driver.c_str(), 0, &device) != GPULOAN_OK) return gpuloan_error_text();
-  std::uint32_t floors = 0;
-  if (cell.rung == GPULOAN_RUNG_VMM) floors |= GPULOAN_FLOOR_VMM;
-  if (cell.rung == GPULOAN_RUNG_POOL) floors |= GPULOAN_FLOOR_POOLS;
-  if (cell.rung == GPULOAN_RUNG_IPC) floors |= GPULOAN_FLOOR_IPC_MEMORY;
-  if (cell.gate == GPULOAN_GATE_MEMOP) floors |= GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_HOST_REGISTER;
-  if (cell.gate == GPULOAN_GATE_EVENT) floors |= GPULOAN_FLOOR_IPC_EVENTS;
-  if ((device.missing & floors) != 0) return device.floor_reason;
-  auto options = init<gpuloan_context_options>();
-  options.role = GPULOAN_ROLE_EXPORTER;
-  options.engine = cell.engine;
-  options.driver = cell.driver.c_str();
-  gpuloan_context* context = nullptr;
-  const gpuloan_status status = gpuloan_context_create(&options, &context);
-  if (status == GPULOAN_ERR_UNSUPPORTED) return gpuloan_error_text();
-  expect_ok(status, "gpuloan_context_create");
-  gpuloan_context_destroy(context);
-  return {};
-}
 
 int run_cell(const Arguments& arguments) {
   const TempFolder folder("gpuloan-contract");
