@@ -83,6 +83,7 @@ class Worker {
   [[nodiscard]] bool idle(unsigned stream);
   void hold(unsigned stream);
   void release(unsigned stream);
+  [[nodiscard]] pid_t fork_sleeper(); // a child of the worker's, which outlives it: the caller's to kill
   // Waits for an event; its text. `wanted` is the event's own status.
   std::string event(gpuloan_event_type type, gpuloan_status wanted = GPULOAN_OK, Where where = Where::current());
 
@@ -182,6 +183,9 @@ struct LendArgs {
   gpuloan_policy policy = GPULOAN_POLICY_BEST;
   bool exclusive = false;
   std::span<const unsigned char> metadata = {};
+  std::uint32_t rungs = 0; // 0: those of the cell
+  gpuloan_release_function release = nullptr;
+  void* release_user = nullptr;
 };
 
 // A loan as the exporter has it.

@@ -127,6 +127,9 @@ gpuloan_lend_options lend_options(const Bench& bench, const LendArgs& args) {
   options.stream = bench.gpu.stream(args.stream);
   options.metadata = args.metadata.empty() ? nullptr : args.metadata.data();
   options.metadata_bytes = args.metadata.size();
+  options.rungs = args.rungs;
+  options.release = args.release;
+  options.release_user = args.release_user;
   return options;
 }
 

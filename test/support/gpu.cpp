@@ -237,7 +237,8 @@ std::uint64_t Gpu::used_bytes() const {
 std::map<std::string, std::int64_t> Gpu::live() const {
   std::map<std::string, std::int64_t> found;
   if (!simulated()) return found;
-  for (const char* what : {"contexts", "streams", "events", "handles", "reservations", "mappings", "allocations", "host", "waits"}) {
+  for (const char* what : {"contexts", "streams", "events", "handles", "reservations", "mappings", "allocations", "imports", "host",
+                           "waits", "pools"}) {
     found[what] = call.sim_live(what);
   }
   found["streams"] -= static_cast<std::int64_t>(streams_.size());

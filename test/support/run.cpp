@@ -28,15 +28,21 @@ std::string left_behind(const Gpu& gpu, const Snapshot& before) {
   return "device memory: " + std::to_string(gpu.used_bytes() - before.used) + " bytes";
 }
 
-std::string run_one(const Bench& bench, const Case& test) {
+struct Verdict {
+  std::string wrong, skipped; // both empty: passed
+};
+
+Verdict run_one(const Bench& bench, const Case& test) {
   try {
     const Snapshot before(bench.gpu);
     test.run(bench);
     const std::string left = left_behind(bench.gpu, before);
-    return left.empty() ? "" : "left behind: " + left;
+    return {left.empty() ? "" : "left behind: " + left, ""};
   } catch (const Failure& failure) {
     bench.gpu.release_all(); // for the cases that follow
-    return failure.text;
+    return {failure.text, ""};
+  } catch (const Skip& skip) {
+    return {"", skip.reason};
   }
 }
 
@@ -62,9 +68,12 @@ Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_vi
     }
     const std::uint64_t start = now_ms();
     watchdog(kCaseSeconds, test.name);
-    const std::string wrong = run_one(bench, test);
+    const auto [wrong, skipped] = run_one(bench, test);
     watchdog(0, "");
-    if (wrong.empty()) {
+    if (!skipped.empty()) {
+      std::printf("ok %d - %s # SKIP %s\n", number, test.name, skipped.c_str());
+      ++totals.skipped;
+    } else if (wrong.empty()) {
       std::printf("ok %d - %s # %llu ms\n", number, test.name, static_cast<unsigned long long>(now_ms() - start));
       ++totals.passed;
     } else {

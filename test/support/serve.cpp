@@ -20,6 +20,7 @@
 #include <poll.h>
 #include <span>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <unordered_map>
 #include <vector>
 
@@ -32,6 +33,15 @@ void copy_text(char* to, std::size_t room, std::string_view text) {
   const std::size_t length = std::min(text.size(), room - 1);
   std::memcpy(to, text.data(), length);
   to[length] = '\0';
+}
+
+// A child that does nothing but live, with everything that a fork inherits; not for ever.
+pid_t fork_sleeper() {
+  const pid_t child = ::fork();
+  expect(child >= 0, "fork");
+  if (child > 0) return child;
+  ::alarm(120);
+  while (true) ::pause();
 }
 
 class Server {
@@ -156,6 +166,9 @@ void Server::handle(const Command& command, Reply& reply) {
       return;
     case Op::Calls:
       reply.value = gpu().simulated() ? static_cast<std::uint64_t>(gpu().call.sim_calls(command.text)) : UINT64_MAX;
+      return;
+    case Op::Fork:
+      reply.value = static_cast<std::uint64_t>(fork_sleeper());
       return;
     case Op::ClosePeer:
       gpuloan_peer_close(peer_);

@@ -137,6 +137,12 @@ void Worker::release(unsigned stream) {
   call(command);
 }
 
+pid_t Worker::fork_sleeper() {
+  Command command;
+  command.op = Op::Fork;
+  return static_cast<pid_t>(call(command).value);
+}
+
 std::string Worker::event(gpuloan_event_type type, gpuloan_status wanted, Where where) {
   Command command;
   command.op = Op::Event;
