@@ -32,10 +32,10 @@ struct Verdict {
   std::string wrong, skipped; // both empty: passed
 };
 
-Verdict run_one(const Bench& bench, const Case& test) {
+Verdict run_one(const Bench& bench, const std::function<void()>& body) {
   try {
     const Snapshot before(bench.gpu);
-    test.run(bench);
+    body();
     const std::string left = left_behind(bench.gpu, before);
     return {left.empty() ? "" : "left behind: " + left, ""};
   } catch (const Failure& failure) {
@@ -53,9 +53,21 @@ const char* reason_to_skip(const Bench& bench, const Case& test) {
 
 } // namespace
 
-Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only) {
+void lend_own_memory(const Bench& bench) {
   Region::own_memory = bench.own_memory() ? &bench.gpu : nullptr;
   if (bench.cell.rung == GPULOAN_RUNG_POOL) bench.gpu.alloc_from_pool();
+}
+
+std::string run_guarded(const Bench& bench, const char* name, const std::function<void()>& body) {
+  lend_own_memory(bench);
+  watchdog(kCaseSeconds, name);
+  auto [wrong, skipped] = run_one(bench, body);
+  watchdog(0, "");
+  return wrong + skipped;
+}
+
+Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only) {
+  lend_own_memory(bench);
   Totals totals;
   int number = 0;
   for (const Case& test : cases) {
@@ -68,7 +80,7 @@ Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_vi
     }
     const std::uint64_t start = now_ms();
     watchdog(kCaseSeconds, test.name);
-    const auto [wrong, skipped] = run_one(bench, test);
+    const auto [wrong, skipped] = run_one(bench, [&] { test.run(bench); });
     watchdog(0, "");
     if (!skipped.empty()) {
       std::printf("ok %d - %s # SKIP %s\n", number, test.name, skipped.c_str());

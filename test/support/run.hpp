@@ -22,6 +22,9 @@ struct Totals {
   [[nodiscard]] int exit_status() const noexcept { return failed == 0 && passed > 0 ? 0 : 1; }
 };
 
+// Runs `body` under a watchdog and looks for what it left behind: what is wrong, "" for nothing.
+[[nodiscard]] std::string run_guarded(const Bench& bench, const char* name, const std::function<void()>& body);
+
 // The cases whose name contains `only`.
 [[nodiscard]] Totals run_cases(const Bench& bench, std::span<const Case> cases, std::string_view only);
 
