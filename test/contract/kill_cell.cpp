@@ -130,7 +130,7 @@ Times importer_dies(const Bench& bench, bool with_child, Point point) {
   const auto back = [&] { return kept_bytes(exporter) == 0 && exporter.stats().chunks == 0 && exporter.stats().loans_out == 0; };
   expect(becomes(back, kBackMs), "the exporter still counts " + std::to_string(kept_bytes(exporter)) + " bytes");
   const std::uint64_t noise = bench.gpu.simulated() ? 0 : std::uint64_t{64} << 20;
-  expect(becomes([&] { return bench.gpu.used_bytes() <= used + noise; }, kBackMs), "device memory did not come back");
+  expect(becomes([&] { return bench.gpu.settle_pool(), bench.gpu.used_bytes() <= used + noise; }, kBackMs), "device memory did not come back");
   times.back_ms = now_ms() - met;
   gpuloan_peer_close(peer);
   return times;

@@ -44,7 +44,7 @@ void expect_nothing_kept(const Bench& bench, const Exporter& exporter, std::uint
          ", quarantined " + std::to_string(stats.quarantined_bytes) + " bytes, " + std::to_string(stats.chunks) + " chunks");
   }
   const std::uint64_t noise = bench.gpu.simulated() ? 0 : kNoise;
-  expect(becomes([&] { return bench.gpu.used_bytes() <= used_at_start + noise; }), "device memory did not come back");
+  expect(becomes([&] { return bench.gpu.settle_pool(), bench.gpu.used_bytes() <= used_at_start + noise; }), "device memory did not come back");
 }
 
 } // namespace

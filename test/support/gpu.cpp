@@ -224,7 +224,11 @@ void Gpu::alloc_from_pool() {
 
 void Gpu::free(std::uint64_t pointer) {
   check(call.cuMemFree(pointer), "cuMemFree");
-  if (pool_ != nullptr) sync(); // then the pool gives the memory back
+  settle_pool();
+}
+
+void Gpu::settle_pool() {
+  if (pool_ != nullptr) sync(); // a pool gives memory back when something is waited for
 }
 
 std::uint64_t Gpu::used_bytes() const {

@@ -80,6 +80,7 @@ class Gpu {
   [[nodiscard]] std::string mismatch(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t seed, unsigned index = 0);
   [[nodiscard]] std::uint64_t alloc(std::uint64_t bytes);
   void alloc_from_pool(); // from now on alloc() takes memory of a shareable pool
+  void settle_pool();     // lets the pool, if there is one, give back what is free
   void free(std::uint64_t pointer);
 
   [[nodiscard]] std::uint64_t used_bytes() const; // of the device, by all processes

@@ -15,10 +15,14 @@ struct Snapshot {
   explicit Snapshot(const Gpu& gpu) : live(gpu.live()), used(gpu.used_bytes()) {}
 };
 
-std::string left_behind(const Gpu& gpu, const Snapshot& before) {
+std::string left_behind(Gpu& gpu, const Snapshot& before) {
   constexpr std::uint64_t kNoise = std::uint64_t{64} << 20; // of a real driver, and what it strands of a shared pool (P8)
   std::string fds;
-  if (!becomes([&] { return (fds = added(before.fds, open_fds())).empty(); }, kSettleMs)) return "descriptors: " + fds;
+  const auto closed = [&] {
+    gpu.settle_pool();
+    return (fds = added(before.fds, open_fds())).empty();
+  };
+  if (!becomes(closed, kSettleMs)) return "descriptors: " + fds;
   for (const auto& [what, count] : gpu.live()) {
     const std::int64_t at_start = before.live.at(what);
     if (count != at_start) return what + ": " + std::to_string(at_start) + " before, " + std::to_string(count) + " after";
