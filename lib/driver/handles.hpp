@@ -45,8 +45,6 @@ class OwnedEvent {
   [[nodiscard]] Result<bool> query() const;
   // Sleeps until everything recorded is complete. Only for work that nothing but this process can hold up.
   [[nodiscard]] Result<void> synchronize() const;
-  // Gives the driver object up without destroying it: for events a dead peer may have left pending (S5).
-  void abandon() noexcept { event_ = nullptr; }
 
  private:
   std::shared_ptr<Gpu> gpu_;

@@ -47,7 +47,6 @@ class Words {
   [[nodiscard]] Result<void> check_seal(); // importer
   // Registers the page with the device, once; any thread.
   [[nodiscard]] Result<void> register_with(const std::shared_ptr<driver::Gpu>& gpu);
-  void unregister() noexcept { registration_ = {}; }
 
   [[nodiscard]] std::uint32_t slots() const noexcept { return slots_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return mapping_.size(); }
