@@ -25,6 +25,7 @@ constexpr Case kCases[] = {
     {"worker killed with a write loan", killed_worker, true},
     {"worker killed, its socket kept open", killed_socket_kept, true},
     {"worker killed after done", done_then_killed, true},
+    {"worker stopped for a while", stopped_worker, true},
     {"exporter killed", killed_exporter, true},
     {"worker closes with loans out", closed_worker},
     {"two workers", two_workers},

@@ -35,6 +35,7 @@ void killed_socket_kept(const Bench& bench);
 void done_then_killed(const Bench& bench);
 void killed_exporter(const Bench& bench);
 int run_victim(int control, int loan_end, const Cell& cell); // the exporter that dies
+void stopped_worker(const Bench& bench);
 void closed_worker(const Bench& bench);
 void two_workers(const Bench& bench);
 
