@@ -30,6 +30,7 @@ bad += [f"not in a version node: {node!r}" for node in nodes if not node.startsw
 if len(declared) < 20:
     bad.append(f"only {len(declared)} declarations were found: the pattern does not fit the header")
 
+# J6, J7
 allowed = {"libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "liburing.so.2", "ld-linux-x86-64.so.2",
            "ld-linux-aarch64.so.1", "libdl.so.2", "libpthread.so.0"}  # the last two: glibc before 2.34
 dynamic = output_of("readelf", "-d", library)

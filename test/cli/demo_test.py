@@ -43,6 +43,7 @@ class DemoTest(CliTest):
         self.assertEqual(len({worker["pid"] for worker in report["workers"]}), 8)
         self.assertEqual(len({worker["result_sha256"] for worker in report["workers"]}), 1)
 
+    # C12
     def test_text_has_the_eight_steps_and_says_which_driver_ran(self):
         result = self.expect_ok(self.run_cli("demo", "--size", "4KiB"))
         lines = result.out.splitlines()
@@ -54,6 +55,7 @@ class DemoTest(CliTest):
         verbose = self.expect_ok(self.run_cli("demo", "--size", "4KiB", "--workers", 2, "--verbose")).out
         self.assertEqual(verbose.count("UNIMPORT"), 2)
 
+    # M1
     def test_all_rungs_gates_and_engines(self):
         for rung in ("vmm", "host"):
             for gate in ("memop", "event", "host"):
@@ -118,6 +120,7 @@ class DemoTest(CliTest):
             result = self.run_cli("demo", env={"GPULOAN_DRIVER": ""})
             self.expect(result, "no-driver", "--driver sim")
 
+    # C10
     def test_missing_features_fall_to_the_next_gate_with_a_reason(self):
         for without, gate in (("memops", "event"), ("memops,ipc-events", "host")):
             for loan in self.demo(env={"GPULOAN_SIM_WITHOUT": without})["workers"][0]["loans"]:

@@ -252,6 +252,7 @@ class FailureTest(CliTest):
         self.assertNotEqual(self.finish(borrow).code, 0)
         self.no_file_appeared()
 
+    # J2
     def test_no_driver_and_no_device(self):
         missing = str(self.folder / "libcuda.so.1")
         self.expect(self.finish(self.lend("--driver", missing)), "no-driver", missing)

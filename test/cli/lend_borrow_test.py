@@ -53,6 +53,7 @@ class LendBorrowTest(CliTest):
             self.assertIn("UNIMPORT us", result.out)
             self.assertIn(hashlib.sha256(source.read_bytes()).hexdigest(), result.out)
 
+    # E10
     def test_key_file_is_private(self):
         source = self.make_file("from", 10)
         key = self.folder / "key"
@@ -85,6 +86,7 @@ class LendBorrowTest(CliTest):
         borrow = self.start("borrow", "--socket", self.socket, "--to", self.to, env={"GPULOAN_KEY": key})
         self.compare(source, lend, borrow)
 
+    # E8
     def test_inherited_fd(self):
         source = self.make_file("from", 300_001)
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,6 +140,7 @@ class LendBorrowTest(CliTest):
         os.umask(mask)
         self.assertEqual(self.to.stat().st_mode & 0o777, 0o666 & ~mask)
 
+    # B12
     def test_stale_socket_and_key_of_a_killed_lender_do_not_matter(self):
         source = self.make_file("from", 10)
         key = self.folder / "s.key"

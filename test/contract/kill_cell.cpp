@@ -81,6 +81,7 @@ void one_loan(const Bench& bench, Exporter& exporter) {
   gpuloan_peer_close(peer);
 }
 
+// C4
 Times importer_dies(const Bench& bench, bool with_child, Point point) {
   Exporter exporter(bench);
   const std::uint64_t used = bench.gpu.used_bytes();
@@ -144,6 +145,7 @@ std::uint64_t hear(int control) {
   return id;
 }
 
+// B1, B3
 Times exporter_dies(const Bench& bench, Point point) {
   Worker worker(bench);
   SocketPair control = make_socketpair();

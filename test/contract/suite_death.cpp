@@ -49,6 +49,7 @@ void expect_nothing_kept(const Bench& bench, const Exporter& exporter, std::uint
 
 } // namespace
 
+// B8
 void killed_worker(const Bench& bench) {
   Exporter exporter(bench);
   const std::uint64_t used_at_start = bench.gpu.used_bytes();
@@ -108,7 +109,7 @@ void killed_socket_kept(const Bench& bench) {
   expect_nothing_kept(bench, exporter, used_at_start);
 }
 
-// The work was done and said so before the process died: the turn counts, and its bytes are there.
+// C4. The work was done and said so before the process died: the turn counts, and its bytes are there.
 void done_then_killed(const Bench& bench) {
   Exporter exporter(bench);
   const std::uint64_t used_at_start = bench.gpu.used_bytes();
@@ -132,7 +133,7 @@ void done_then_killed(const Bench& bench) {
   expect_nothing_kept(bench, exporter, used_at_start);
 }
 
-// The worker destroys its context in an orderly way with loans out: those it holds, those it was only offered, a request.
+// A3, B8. The worker destroys its context in an orderly way with loans out: those it holds, those it was only offered, a request.
 void closed_worker(const Bench& bench) {
   Exporter exporter(bench);
   const std::uint64_t used_at_start = bench.gpu.used_bytes();

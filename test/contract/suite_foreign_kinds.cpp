@@ -17,6 +17,7 @@ struct Row {
   const char* cells;
   const char* called; // in the sentences about it
 };
+// H1 to H5, H7, M1
 constexpr Row kTable[] = {
     {Made::Alloc, "sn ii hn ii", "cuMemAlloc memory"},
     {Made::PoolShareable, "sn nn hn sn", "memory of a shareable pool"},

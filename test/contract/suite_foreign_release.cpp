@@ -67,6 +67,7 @@ gpuloan_status end_somehow(Borrowed loan, const Lent& lent, int way) {
 
 } // namespace
 
+// A14
 void release_ends(const Bench& bench) {
   std::array<Released, Memory::kCount * 4> released;
   Released empty;
@@ -154,6 +155,7 @@ struct Chain {
 
 } // namespace
 
+// B9
 void release_lends_again(const Bench& bench) {
   Chain chain;
   Foreign memory(bench, Made::Alloc, {.bytes = kBytes});
@@ -322,6 +324,7 @@ class NoDescriptors {
 
 } // namespace
 
+// D1
 void release_refused(const Bench& bench) {
   Released released;
   Foreign memory(bench, Made::Alloc, {.bytes = kBytes});

@@ -85,6 +85,7 @@ void write_views(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::ui
 
 } // namespace
 
+// A1, A4, A7, I1, I2
 void views_of_a_block(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);

@@ -68,6 +68,7 @@ static void in_place(const Bench& bench, gpuloan_peer* peer, Worker& worker) {
   expect_equal(lent.report().copied_bytes, 0U, "copied bytes");
 }
 
+// K4
 void host_memory(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -84,7 +85,7 @@ void host_memory(const Bench& bench) {
   worker.close();
 }
 
-// No driver is loaded on the worker's side; its CPU reads and writes.
+// D10. No driver is loaded on the worker's side; its CPU reads and writes.
 void cpu_worker(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench, {.flags = OpenNoDevice});

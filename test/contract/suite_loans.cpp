@@ -10,7 +10,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 } // namespace
 
-// The producer's stream still lags when the loan is made. With the host gate it is lend() that waits for it.
+// A13, C12. The producer's stream still lags when the loan is made. With the host gate it is lend() that waits for it.
 void read_loan(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -123,6 +123,7 @@ struct Turns {
 
 } // namespace
 
+// M3
 void many_turns(const Bench& bench) {
   constexpr std::uint32_t kTurns = 50;
   Exporter exporter(bench);
@@ -186,7 +187,7 @@ void both_directions(const Bench& bench, Exporter& exporter, gpuloan_peer* peer,
 
 } // namespace
 
-// The last two go more than once around a ring of 16 MiB.
+// D9, D10. The last two go more than once around a ring of 16 MiB.
 void sizes(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -197,7 +198,7 @@ void sizes(const Bench& bench) {
   worker.close();
 }
 
-// 32 loans are out at once; they are acquired in one order and finished in another.
+// C6. 32 loans are out at once; they are acquired in one order and finished in another.
 void in_flight(const Bench& bench) {
   constexpr std::uint64_t kLoans = 32;
   constexpr std::uint64_t kSizes[] = {0, 1, 255, 4096 + 7, 65536, 200'003, kMiB + 1};

@@ -47,6 +47,7 @@ struct Scene {
 
 const char* only_vmm(const Bench& bench) { return bench.cell.rung == GPULOAN_RUNG_VMM ? nullptr : "a form of the vmm rung"; }
 
+// I4
 void lent_on(const Bench& bench) {
   Scene scene(bench);
   {
@@ -95,7 +96,7 @@ void lent_on(const Bench& bench) {
   scene.maker.close();
 }
 
-// The reader dies with it: the maker's region cannot go before the reader is proven gone.
+// I4. The reader dies with it: the maker's region cannot go before the reader is proven gone.
 void lent_on_and_killed(const Bench& bench) {
   Scene scene(bench);
   Granted alone = scene.result(kAlone, 1);

@@ -26,6 +26,7 @@ void expect_busy(const Bench& bench, gpuloan_peer* peer, std::uint64_t pointer, 
 
 } // namespace
 
+// A6, A16
 void busy_rules(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -92,7 +93,7 @@ void cancel_held(const Bench& bench) {
   worker.close();
 }
 
-// Cancelled before the worker took it, and between two turns: it ends by itself.
+// A3. Cancelled before the worker took it, and between two turns: it ends by itself.
 void cancel_waiting(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -231,7 +232,7 @@ void metadata(const Bench& bench) {
   worker.close();
 }
 
-// Calls that are wrong in the loan's state get STATE and change nothing.
+// A2, C3, M2. Calls that are wrong in the loan's state get STATE and change nothing.
 void wrong_calls(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);

@@ -12,7 +12,7 @@ constexpr std::uint64_t kBytes = 100'003;
 
 } // namespace
 
-// Three reasons why a turn is not ready: the producer's stream lags, the turn has not begun, the request is unanswered.
+// A13, A14, C5. Three reasons why a turn is not ready: the producer's stream lags, the turn has not begun, the request is unanswered.
 void not_ready_yet(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
@@ -87,6 +87,7 @@ Waiting lend_behind_held(const Bench& bench, gpuloan_peer* peer, Worker& worker,
 
 } // namespace
 
+// C9
 void wait_on_stream(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);

@@ -214,6 +214,7 @@ int list_fds() {
 
 std::string fds_without_any_context; // filled in main, before the driver is loaded
 
+// E10
 void exec_inherits_nothing(const Bench& bench) {
   Scene scene(bench);
   const std::string now = exec_and_list();

@@ -92,6 +92,7 @@ void right_key(const Bench& bench) {
   door.worker.close();
 }
 
+// E9, M2, M5
 void wrong_keys(const Bench& bench) {
   Door door(bench);
   gpuloan_key key = door.invite();
@@ -186,6 +187,7 @@ void other_version(const Bench& bench) {
   door.worker.close();
 }
 
+// E5
 void other_host(const Bench& bench) {
   Door door(bench);
   const gpuloan_key key = door.invite();
@@ -201,7 +203,7 @@ void other_host(const Bench& bench) {
 
 const char* not_root(const Bench&) { return ::geteuid() == 0 ? nullptr : "only root can become another user"; }
 
-// The end that was handed on is used by a process of another user.
+// E9. The end that was handed on is used by a process of another user.
 void other_user(const Bench& bench) {
   Door door(bench);
   SocketPair line = make_socketpair();
@@ -271,7 +273,7 @@ std::vector<Rubbish> rubbish() {
   };
 }
 
-// By path, where nobody knows who it is yet, and over an inherited end.
+// E9, M5. By path, where nobody knows who it is yet, and over an inherited end.
 void garbage_first(const Bench& bench) {
   Door door(bench);
   door.good_loan(bench); // its chunk stays
@@ -327,6 +329,7 @@ void second_listener(const Bench& bench) {
   door.worker.close();
 }
 
+// B12
 void stale_socket(const Bench& bench) {
   const TempFolder folder("gpuloan-stale");
   const std::string path = folder.path() + "/socket";

@@ -230,6 +230,7 @@ constexpr std::pair<const char*, Attack> kAttacks[] = {
     {"DONE after ACK", [](const channel::Export& wire) { return std::vector{ack_of(wire), done_of(wire, 1)}; }},
 };
 
+// A2
 void lies_about_a_loan(const Bench& bench) {
   Scene scene(bench);
   for (const std::uint64_t bytes : {0U, 5000U}) {

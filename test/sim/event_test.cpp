@@ -114,6 +114,7 @@ TEST_CASE("an interprocess event crosses, and its end is seen on the other side"
   recorder.finish();
 }
 
+// R15
 TEST_CASE("the opened event's end leaves the creator's alone; a destroyed creator's handle opens nothing") {
   Machine machine;
   in_child([] {
@@ -180,6 +181,7 @@ TEST_CASE("S5: an event recorded behind the work of a killed process is never do
   waiter.finish();
 }
 
+// R16
 TEST_CASE("S7, S11: an event that was never recorded counts as done, and a wait for it is none") {
   Machine machine;
   in_child([] {
@@ -195,6 +197,7 @@ TEST_CASE("S7, S11: an event that was never recorded counts as done, and a wait 
   });
 }
 
+// R18
 TEST_CASE("a machine has 4096 interprocess events, and those of the dead are used again") {
   Machine machine;
   Link link;

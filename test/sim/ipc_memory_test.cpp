@@ -46,6 +46,7 @@ IpcMemHandle receive(const Link::End& from) {
 
 } // namespace
 
+// R11
 TEST_CASE("a memory handle crosses as bytes, stands for the whole allocation, and leaves nothing behind") {
   Machine machine;
   Link link;
@@ -86,6 +87,7 @@ TEST_CASE("a memory handle crosses as bytes, stands for the whole allocation, an
   exporter.finish();
 }
 
+// R12
 TEST_CASE("opening is counted, and goes on after the exporter freed the memory") {
   Machine machine;
   Link link;
@@ -138,6 +140,7 @@ TEST_CASE("opening is counted, and goes on after the exporter freed the memory")
   exporter.finish();
 }
 
+// R12, R13
 TEST_CASE("what is not to be had by memory handle") {
   Machine machine;
   in_child([] {

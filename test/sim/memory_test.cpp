@@ -185,6 +185,7 @@ TEST_CASE("work may span mappings that follow each other, but no gap") {
   });
 }
 
+// R22
 TEST_CASE("memory unmapped under queued work is a fault of the context, not of the process") {
   Machine machine;
   in_child([] {

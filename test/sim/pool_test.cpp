@@ -225,6 +225,7 @@ TEST_CASE("a pool takes no more than there is, and no more than it may") {
   });
 }
 
+// R8, R13
 TEST_CASE("P1, P2, P11: what can be exported of a pool") {
   Machine machine;
   in_child([] {
@@ -265,6 +266,7 @@ TEST_CASE("P14: one block after the other at the same address is the same bytes 
   });
 }
 
+// R2, R3
 TEST_CASE("P6, P9: a pool and its memory in another process") {
   Machine machine;
   Link link;
@@ -311,6 +313,7 @@ TEST_CASE("P6, P9: a pool and its memory in another process") {
   exporter.finish();
 }
 
+// R1
 TEST_CASE("P7: a stale importer writes into the next owner's memory") {
   Machine machine;
   Link link;
@@ -340,6 +343,7 @@ TEST_CASE("P7: a stale importer writes into the next owner's memory") {
   exporter.finish();
 }
 
+// R9
 TEST_CASE("P3: importing an allocation over 5248 MiB is the end of the importer") {
   Machine machine;
   Link link;

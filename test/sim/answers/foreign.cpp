@@ -312,7 +312,7 @@ void ask_pools() {
   say("default", cuda.cuDeviceGetDefaultMemPool(&standard, 0));
   say("current", cuda.cuDeviceGetMemPool(&current, 0));
   say("current.is-default", current == standard);
-  say("default.export", cuda.cuMemPoolExportToShareableHandle(&fd, standard, HandlePosixFd, 0));
+  say("default.export", cuda.cuMemPoolExportToShareableHandle(&fd, standard, HandlePosixFd, 0)); // R10
   say("default.destroy", cuda.cuMemPoolDestroy(standard));
   say("set", cuda.cuDeviceSetMemPool(0, pool));
   say("set.get", cuda.cuDeviceGetMemPool(&current, 0));

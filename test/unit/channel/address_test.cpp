@@ -91,6 +91,7 @@ TEST_CASE("listen, connect, accept, and a record in both directions") {
   CHECK(decode(answer.message()).has_value());
 }
 
+// E10
 TEST_CASE("the socket file has mode 0600 whatever the umask") {
   const DescriptorGuard guard;
   Directory directory;
@@ -158,6 +159,7 @@ TEST_CASE("a file that is no socket is left alone") {
   check_fails(listen_at(link.c_str()), GPULOAN_ERR_INVALID, "is no socket");
 }
 
+// E8
 TEST_CASE("paths: empty, in no directory, of 107 and of 108 bytes") {
   const DescriptorGuard guard;
   Directory directory;
@@ -174,6 +176,7 @@ TEST_CASE("paths: empty, in no directory, of 107 and of 108 bytes") {
   check_fails(connect_to(too_long.c_str(), soon()), GPULOAN_ERR_INVALID, "has 108 bytes, the limit is 107");
 }
 
+// E5
 TEST_CASE("connect: nobody there") {
   const DescriptorGuard guard;
   Directory directory;

@@ -153,6 +153,7 @@ TEST_CASE("many descriptors, in one header or several, are all closed") {
   check_fails(decode(split.message()), GPULOAN_ERR_PROTOCOL, "1 descriptors, 6 came");
 }
 
+// D1
 TEST_CASE("what the kernel cut off") {
   const DescriptorGuard guard;
   Letter truncated = good(Type::Chunk);

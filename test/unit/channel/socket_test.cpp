@@ -154,6 +154,7 @@ TEST_CASE("peer_pidfd: the message's own, else by number, else none") {
   CHECK_FALSE(peer_pidfd(gone));
 }
 
+// D1
 TEST_CASE("descriptors lost at RLIMIT_NOFILE are a typed error") {
   const DescriptorGuard guard;
   const Pair pair = make_pair();

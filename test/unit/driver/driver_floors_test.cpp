@@ -46,6 +46,7 @@ TEST_CASE("all floors") {
   CHECK(state().count("cuDevicePrimaryCtxRetain") == 0);
 }
 
+// J8, K2, K3, R21
 TEST_CASE("vmm") {
   Table table = recorder::fresh_table();
   SUBCASE("symbol") {
@@ -69,6 +70,7 @@ TEST_CASE("vmm") {
   }
 }
 
+// C10, R23
 TEST_CASE("memops") {
   Table table = recorder::fresh_table();
   SUBCASE("symbol") {
@@ -81,6 +83,7 @@ TEST_CASE("memops") {
   }
 }
 
+// J8
 TEST_CASE("interprocess events") {
   Table table = recorder::fresh_table();
   SUBCASE("symbol") {
@@ -115,6 +118,7 @@ TEST_CASE("host registration") {
   }
 }
 
+// J8, K4
 TEST_CASE("memory of other allocators") {
   Table table = recorder::fresh_table();
   SUBCASE("VMM") {
@@ -144,6 +148,7 @@ TEST_CASE("memory of other allocators") {
   }
 }
 
+// K2
 TEST_CASE("capture queries, and several floors at once") {
   Table table = recorder::fresh_table();
   table.cuStreamIsCapturing = nullptr;

@@ -68,6 +68,7 @@ Result<void> drop(Result<T> made) {
 
 } // namespace
 
+// E11
 TEST_CASE("mapping: calls, order, context, capture mode") {
   const auto gpu = open_gpu();
   {
@@ -121,6 +122,7 @@ TEST_CASE("addresses that cannot be unmapped are not freed") {
   CHECK(state().count("cuMemAddressFree") == 0);
 }
 
+// D8
 TEST_CASE("out of memory has three causes") {
   const auto gpu = open_gpu();
   state().fail = {{"cuMemCreate", OutOfMemory}, {"cuMemAddressReserve", OutOfMemory}, {"cuMemHostRegister", OutOfMemory}};

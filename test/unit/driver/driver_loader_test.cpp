@@ -90,6 +90,7 @@ bool machine_has_driver() {
 
 } // namespace
 
+// J4
 TEST_CASE("a good library by path") {
   const Shown shown = show("", fake("full"));
   CHECK(shown.status() == GPULOAN_OK);
@@ -122,6 +123,7 @@ TEST_CASE("the choice") {
   }
 }
 
+// J1
 TEST_CASE("real: the library path, never the bare name libcuda.so") {
   const Folder folder;
   fs::create_symlink(fake("full"), folder.at("libcuda.so"));
@@ -153,6 +155,7 @@ TEST_CASE("real: a libcuda that the process already has") {
   CHECK(shown["found_by"] == "already loaded");
 }
 
+// J4
 TEST_CASE("missing, dangling, broken") {
   const Folder folder;
   SUBCASE("missing path") {
@@ -188,6 +191,7 @@ TEST_CASE("missing, dangling, broken") {
   }
 }
 
+// J2, J3
 TEST_CASE("cuInit fails") {
   struct Case {
     int code;
@@ -218,6 +222,7 @@ TEST_CASE("cuInit fails") {
   }
 }
 
+// J1
 TEST_CASE("a stub answers every call with 34") {
   const Shown shown = show("FAKE_CODE=34", fake("full"));
   CHECK(shown.status() == GPULOAN_ERR_STUB_DRIVER);
@@ -229,6 +234,7 @@ TEST_CASE("a stub answers every call with 34") {
   }
 }
 
+// J3
 TEST_CASE("a compat library is recognised by its folder") {
   const Folder folder;
   fs::create_directory(folder.at("compat"));
@@ -238,6 +244,7 @@ TEST_CASE("a compat library is recognised by its folder") {
   CHECK(shown.says("it is a compat library"));
 }
 
+// J5, R20
 TEST_CASE("old drivers") {
   SUBCASE("bare names are an old ABI") {
     const Shown shown = show("FAKE_VERSION=3000", fake("bare"));
@@ -274,6 +281,7 @@ TEST_CASE("without an optional group") {
   }
 }
 
+// J5
 TEST_CASE("by version, each symbol missing in turn") {
   struct Row {
     bool required;

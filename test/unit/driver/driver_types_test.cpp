@@ -39,6 +39,7 @@ long long size(std::size_t bytes) { return static_cast<long long>(bytes); }
 
 } // namespace
 
+// H9
 TEST_CASE("sizes and offsets") {
   const Number rows[] = {
       {"CUdevice", size(sizeof(Device)), 4},

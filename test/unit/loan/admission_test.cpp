@@ -291,6 +291,7 @@ constexpr Row kRows[] = {
 
 } // namespace
 
+// D5
 TEST_CASE("admission: everything it may be asked") {
   int count = 0;
   each_input([&](const AdmissionInput& in) {
@@ -309,6 +310,7 @@ TEST_CASE("admission: more allowed rungs never refuse more") {
   });
 }
 
+// D5
 TEST_CASE("admission: rows") {
   for (const Row& row : kRows) {
     CAPTURE(row.what);

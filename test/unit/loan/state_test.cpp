@@ -231,6 +231,7 @@ TEST_CASE("importer: no ACK before its own work is complete") {
   });
 }
 
+// C3
 TEST_CASE("importer: a view only behind READY, one turn at a time") {
   each_import([](IS state, IE event) {
     const ImportStep got = step(state, event);

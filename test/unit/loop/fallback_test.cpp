@@ -68,6 +68,7 @@ constexpr int kNotRoot = 77;
 
 } // namespace
 
+// F1, F2
 TEST_CASE("io_uring forbidden by a filter") {
   const DescriptorGuard guard;
   const Filter filters[] = {

@@ -6,6 +6,7 @@
 
 using namespace fake;
 
+// L2
 TEST_CASE("recall names the oldest idle chunks over the limit, once") {
   Fixture test(0, 8 * kMiB);
   std::vector<std::uint64_t> ids;
@@ -125,6 +126,7 @@ TEST_CASE("the end of an arena credits everything") {
   CHECK(test.account->pinned() == 0);
 }
 
+// L4
 TEST_CASE("out of device memory: unseen idle chunks go, then one retry") {
   Fixture test;
   state().total = 16 * kMiB;
@@ -139,6 +141,7 @@ TEST_CASE("out of device memory: unseen idle chunks go, then one retry") {
   test.arena->destroy(region);
 }
 
+// L4
 TEST_CASE("out of device memory names what was asked for, what is free and what the peer still maps") {
   Fixture test;
   state().total = 16 * kMiB;
@@ -173,6 +176,7 @@ TEST_CASE("over the account's limit: unseen idle chunks go, then LIMIT with the 
   CHECK(calls("cuMemCreate") == 2);
 }
 
+// D8
 TEST_CASE("a host chunk that the device does not take is an error") {
   Fixture test;
   state().fail_at = 2; // retain, register

@@ -208,6 +208,7 @@ TEST_CASE("the default streams, busy and idle") {
   }
 }
 
+// L3
 TEST_CASE("a thousand warm rounds cost no driver call") {
   Fixture test;
   const auto calls = hook<decltype(gpuloan_sim_calls)>("gpuloan_sim_calls");
@@ -244,6 +245,7 @@ TEST_CASE("more than the device has is refused with numbers, and everything stil
   CHECK(test.make(32 * kMiB) != nullptr); // out of what was idle
 }
 
+// A16
 TEST_CASE("random regions never overlap and keep their bytes") {
   Fixture test;
   std::mt19937_64 random(7);

@@ -225,6 +225,7 @@ TEST_CASE("the end of an arena waits for work that ends") {
   CHECK(state().mapped.empty());
 }
 
+// R22
 TEST_CASE("the end of an arena does not wait for ever, and unmaps nothing under running work") {
   Fixture test;
   test.leaves_behind = true;

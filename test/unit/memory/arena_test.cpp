@@ -23,6 +23,7 @@ TEST_CASE("a region of no bytes has no chunk and no address") {
   test.arena->destroy(region);
 }
 
+// L2
 TEST_CASE("large regions get chunks of their own, rounded to 2 MiB") {
   Fixture test;
   Region* const region = test.make(3 * kMiB + 1);
