@@ -37,6 +37,9 @@ constexpr Case kCases[] = {
     {"foreign pointer", foreign_pointer, false, only_host_rung},
     {"lent on to another worker", lent_on, false, only_vmm},
     {"lent on to a worker that is killed", lent_on_and_killed, true, only_vmm},
+    {"a canary that fails", canary_fails, true, no_proven_rung},
+    {"a CUDA context that fails", failed_context, true, only_simulated},
+    {"one of two readers killed", one_reader_killed, true},
     {"handles left behind", handles_left_behind},
 };
 

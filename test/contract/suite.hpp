@@ -54,6 +54,12 @@ void lent_on(const Bench& bench);
 void lent_on_and_killed(const Bench& bench);
 const char* only_vmm(const Bench& bench);
 
+void canary_fails(const Bench& bench);
+void failed_context(const Bench& bench);
+void one_reader_killed(const Bench& bench);
+const char* only_simulated(const Bench& bench);
+const char* no_proven_rung(const Bench& bench);
+
 void handles_left_behind(const Bench& bench);
 
 [[nodiscard]] std::span<const Case> contract_cases();

@@ -87,6 +87,7 @@ class Worker {
   // Waits for an event; its text. `wanted` is the event's own status.
   std::string event(gpuloan_event_type type, gpuloan_status wanted = GPULOAN_OK, Where where = Where::current());
 
+  void fail_context();                            // of the simulated driver
   void kill() noexcept;                           // SIGKILL; only a process
   void close(Where where = Where::current());     // destroys its context, looks for what stayed behind, ends it
   [[nodiscard]] pid_t pid() const noexcept { return process_.pid(); }

@@ -83,6 +83,7 @@ void Gpu::resolve(const char* driver) {
   find(library, "cuMemsetD8Async", call.cuMemsetD8Async);
   find(library, "gpuloan_sim_stream_hold", call.sim_hold);
   find(library, "gpuloan_sim_stream_release", call.sim_release);
+  find(library, "gpuloan_sim_context_fail", call.sim_context_fail);
   find(library, "gpuloan_sim_stream_delay", call.sim_delay);
   find(library, "gpuloan_sim_live", call.sim_live);
   find(library, "gpuloan_sim_calls", call.sim_calls);

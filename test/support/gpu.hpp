@@ -45,6 +45,7 @@ struct CudaTable {
   // The simulated driver's; null on the real one.
   CuResult (*sim_hold)(void* stream);
   CuResult (*sim_release)(void* stream);
+  CuResult (*sim_context_fail)(int result);
   CuResult (*sim_delay)(void* stream, unsigned microseconds);
   std::int64_t (*sim_live)(const char* what);
   std::int64_t (*sim_calls)(const char* function);

@@ -167,6 +167,9 @@ void Server::handle(const Command& command, Reply& reply) {
     case Op::Calls:
       reply.value = gpu().simulated() ? static_cast<std::uint64_t>(gpu().call.sim_calls(command.text)) : UINT64_MAX;
       return;
+    case Op::FailContext:
+      expect(gpu().call.sim_context_fail(cuda::IllegalAddress) == 0, "gpuloan_sim_context_fail");
+      return;
     case Op::Fork:
       reply.value = static_cast<std::uint64_t>(fork_sleeper());
       return;

@@ -137,6 +137,12 @@ void Worker::release(unsigned stream) {
   call(command);
 }
 
+void Worker::fail_context() {
+  Command command;
+  command.op = Op::FailContext;
+  call(command);
+}
+
 pid_t Worker::fork_sleeper() {
   Command command;
   command.op = Op::Fork;
