@@ -223,6 +223,13 @@ class Request : public detail::Owner<gpuloan_request, detail::end_request> {
     static_cast<void>(release());
     return Grant{Region(core(), region), Loan(core(), loan)};
   }
+  // With memory of the caller's own at `pointer`, which it keeps as for Peer::lend.
+  [[nodiscard]] Loan grant_with(std::uint64_t pointer, const gpuloan_lend_options* options = nullptr) {
+    gpuloan_loan* loan = nullptr;
+    check(gpuloan_request_grant_with(need(), pointer, options, &loan));
+    static_cast<void>(release());
+    return Loan(core(), loan);
+  }
   void deny(const char* reason) {
     check(gpuloan_request_deny(need(), reason));
     static_cast<void>(release());
