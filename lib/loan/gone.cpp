@@ -23,7 +23,6 @@ void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
   peer->key_claimed = false;
   ::explicit_bzero(peer->key, sizeof peer->key);
   const auto loans = peer->loans;
-  peer->feeds.clear();
   for (const auto& [id, loan] : loans) settle_lost(*loan);
   // Nothing more is sent; a feed would keep its chunks, and through its loan the peer. Releasing them is the driver's work.
   if (!peer->feeds.empty()) apart_.run([feeds = std::exchange(peer->feeds, {})]() mutable { feeds.clear(); });
