@@ -2,10 +2,10 @@
 //
 // contract_test: the contract suite as a program that runs anywhere with libgpuloan.so.0 and a driver.
 //
-//   contract_test --driver sim|real|PATH --rung vmm|ipc|host --gate memop|event|host --engine epoll|io_uring [--only TEXT]
+//   contract_test --driver sim|real|PATH --rung vmm|pool|ipc|host --gate memop|event|host --engine epoll|io_uring [--only TEXT]
 //       one cell, as TAP. Exit status 0: passed, 1: failed, 77: this cell cannot run here (the last line says why).
 //   contract_test --all --driver sim|real|PATH [--only TEXT]
-//       each of the 18 cells in a process of its own, then one table.
+//       each of the 24 cells in a process of its own, then one table.
 //   contract_test --list
 //       the cases
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The contract suite: what has to hold in every cell of {vmm, ipc, host} x {memop, event, host} x {epoll, io_uring}, on the
+// The contract suite: what has to hold in every cell of {vmm, pool, ipc, host} x {memop, event, host} x {epoll, io_uring}, on the
 // simulated and on the real driver, between two processes; and, as far as no process has to die, between two threads.
 #pragma once
 

@@ -12,28 +12,29 @@ constexpr std::uint64_t kSizes[] = {1, 15, 16, 17, kChunk - 1, kChunk, kChunk + 
 
 struct Row {
   Made made;
-  // For the rungs vmm, ipc, host, all: under the policy `best`, then `require zero-copy`. v, i, h: the rung that carries
-  // it; s: vmm with a copy on the device; n: NO_RUNG; x: INVALID.
+  // For the rungs vmm, pool, ipc, host, all by default, all: under the policy `best`, then `require zero-copy`. v, p, i, h:
+  // the rung that carries it; s: vmm with a copy on the device; n: NO_RUNG; x: INVALID.
   const char* cells;
   const char* called; // in the sentences about it
 };
 // H1 to H5, H7, M1
 constexpr Row kTable[] = {
-    {Made::Alloc, "sn ii hn ii", "cuMemAlloc memory"},
-    {Made::PoolShareable, "sn nn hn sn", "memory of a shareable pool"},
-    {Made::PoolPrivate, "sn nn hn sn", "memory of a pool that cannot be shared"},
-    {Made::VmmOne, "vv nn hn vv", "legacy handle"},
-    {Made::VmmMany, "vv nn hn vv", "legacy handle"},
-    {Made::VmmPrivate, "sn nn hn sn", "VMM memory made without handles"},
-    {Made::Managed, "sn nn hn sn", "managed memory"},
-    {Made::HostAlloc, "sn nn hn sn", "host memory"},
-    {Made::HostRegistered, "sn nn hn sn", "host memory"},
-    {Made::Opened, "xx xx xx xx", "only the process that allocated it may lend it"},
-    {Made::Unknown, "xx xx xx xx", "memory that the driver does not know"},
+    {Made::Alloc, "sn nn ii hn ii ii", "cuMemAlloc memory"},
+    {Made::PoolShareable, "sn pp nn hn sn pp", "memory of a shareable pool"},
+    {Made::PoolPrivate, "sn nn nn hn sn sn", "memory of a pool that cannot be shared"},
+    {Made::VmmOne, "vv nn nn hn vv vv", "legacy handle"},
+    {Made::VmmMany, "vv nn nn hn vv vv", "legacy handle"},
+    {Made::VmmPrivate, "sn nn nn hn sn sn", "VMM memory made without handles"},
+    {Made::Managed, "sn nn nn hn sn sn", "managed memory"},
+    {Made::HostAlloc, "sn nn nn hn sn sn", "host memory"},
+    {Made::HostRegistered, "sn nn nn hn sn sn", "host memory"},
+    {Made::Opened, "xx xx xx xx xx xx", "only the process that allocated it may lend it"},
+    {Made::Unknown, "xx xx xx xx xx xx", "memory that the driver does not know"},
 };
 
-constexpr std::uint32_t kRungSets[] = {GPULOAN_RUNG_VMM, GPULOAN_RUNG_IPC, GPULOAN_RUNG_HOST,
-                                       GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST};
+constexpr std::uint32_t kDefault = GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
+constexpr std::uint32_t kAll = kDefault | GPULOAN_RUNG_POOL;
+constexpr std::uint32_t kRungSets[] = {GPULOAN_RUNG_VMM, GPULOAN_RUNG_POOL, GPULOAN_RUNG_IPC, GPULOAN_RUNG_HOST, kDefault, kAll};
 
 const Row& row_of(Made made) {
   for (const Row& row : kTable) {
@@ -55,12 +56,14 @@ struct Way {
 };
 Way way_of(char cell) {
   if (cell == 'i') return {GPULOAN_RUNG_IPC, false};
+  if (cell == 'p') return {GPULOAN_RUNG_POOL, false};
   if (cell == 'h') return {GPULOAN_RUNG_HOST, true};
   return {GPULOAN_RUNG_VMM, cell == 's'};
 }
 
 struct Scene {
-  explicit Scene(const Bench& to) : bench(to), exporter(to), worker(to), peer(exporter.attach(worker)) {}
+  explicit Scene(const Bench& to)
+      : bench(to), exporter(to, [](auto& options) { options.rungs = kAll; }), worker(to), peer(exporter.attach(worker)) {}
   const Bench& bench;
   Exporter exporter;
   Worker worker;
@@ -112,7 +115,7 @@ void refuse(Scene& scene, const Foreign& memory, LendArgs args, char cell, const
     expect(none == nullptr, "an output was written by a call that failed");
     const std::string text = gpuloan_error_text();
     if (cell == 'x') expect_contains(text, called, "the text of INVALID");
-    for (const char* part : {"vmm: ", "ipc: ", "host: "}) {
+    for (const char* part : {"vmm: ", "pool: ", "ipc: ", "host: "}) {
       if (cell == 'n') expect_contains(text, part, "the text of NO_RUNG");
     }
   }
@@ -122,7 +125,7 @@ void refuse(Scene& scene, const Foreign& memory, LendArgs args, char cell, const
 void table_cell(Scene& scene, const Foreign& memory, const Row& row, char cell, const LendArgs& args) {
   if (cell == 'x' || cell == 'n') return refuse(scene, memory, args, cell, row.called);
   carry(scene, memory, args, cell);
-  if (args.rungs != kRungSets[3] || cell == 'v') return;
+  if (args.rungs != kDefault || cell == 'v') return;
   // Why it was not the best rung.
   const Lent lent = lend(scene.bench, scene.peer, memory.pointer(), memory.bytes(), args);
   expect_contains(lent.report().rung_reason, row.called, "rung_reason");
@@ -137,6 +140,7 @@ void need_floors(const Bench& bench, const Row& row) {
   auto device = init<gpuloan_device_info>();
   expect_ok(gpuloan_device_probe(bench.cell.driver.c_str(), 0, &device), "gpuloan_device_probe");
   std::uint32_t floors = GPULOAN_FLOOR_HOST_REGISTER;
+  if (row.made == Made::PoolShareable) floors |= GPULOAN_FLOOR_POOLS;
   if (row.made == Made::Alloc) floors |= GPULOAN_FLOOR_IPC_MEMORY;
   if (row.cells[0] == 'v') floors |= GPULOAN_FLOOR_VMM | GPULOAN_FLOOR_FOREIGN_VMM;
   if ((device.missing & floors) != 0) throw Skip{device.floor_reason};
@@ -192,7 +196,7 @@ void sizes_and_seams(const Bench& bench) {
     for (const std::uint64_t bytes : kSizes) {
       for (const std::uint64_t before : {kChunk - bytes / 2, 2 * kChunk - bytes}) {
         Foreign memory(bench, made, {.bytes = bytes, .before = before, .after = kChunk + 7});
-        carry(scene, memory, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, cell);
+        carry(scene, memory, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY, .rungs = kDefault}, cell);
         memory.free();
       }
     }
@@ -253,7 +257,7 @@ void under_mps_copied(const Bench& bench) {
     refuse(scene, memory, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, 'n', "");
     expect_contains(gpuloan_error_text(), "MPS", "the text of NO_RUNG");
     const std::uint32_t best = made == Made::Alloc ? GPULOAN_RUNG_IPC : GPULOAN_RUNG_VMM;
-    for (const std::uint32_t rungs : {kRungSets[3], best | GPULOAN_RUNG_HOST}) {
+    for (const std::uint32_t rungs : {kDefault, best | GPULOAN_RUNG_HOST}) {
       const Lent lent = lend(bench, scene.peer, memory.pointer(), memory.bytes(), {.rungs = rungs});
       expect_contains(lent.report().rung_reason, "MPS", "rung_reason");
       scene.worker.offered(lent).give_back();
