@@ -340,7 +340,8 @@ Result<void> Importer::on_event_handle(ImporterPeer& peer, const channel::EventH
 
 Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received) {
   const channel::Export& wire = received.record->export_;
-  if (peer->loans.contains(wire.loan) || wire.slot >= peer->words.slots()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names a loan or slot that is in use");
+  // 0 is what a request has for a loan before it is granted: an end of the one would take the other with it.
+  if (wire.loan == 0 || peer->loans.contains(wire.loan) || wire.slot >= peer->words.slots()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names a loan or slot that is in use");
   if (wire.gate == GPULOAN_GATE_EVENT && wire.event >= peer->events.size()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names an event that was not announced");
   std::shared_ptr<Import> import;
   if (wire.chunk != 0) {
