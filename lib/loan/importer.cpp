@@ -357,6 +357,8 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   if (wire.request != 0) {
     const auto it = peer->requests.find(wire.request);
     if (it == peer->requests.end() || it->second->bytes != wire.bytes) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT answers no open request");
+    // A result is written, by the caller and not by the library's own proof of a rung.
+    if (wire.access != GPULOAN_ACCESS_WRITE || (wire.flags & channel::ExportCanary) != 0) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT answers a request with what no result can be written into");
     loan = it->second;
     peer->requests.erase(it);
   } else {
