@@ -135,6 +135,7 @@ Result<void> Importer::tie(ImporterPeer& peer) {
 Result<void> Importer::on_recall(ImporterPeer& peer, std::uint64_t chunk) {
   const auto it = peer.imports.find(chunk);
   if (it == peer.imports.end()) return fail(GPULOAN_ERR_PROTOCOL, "RECALL names an unknown chunk");
+  if (it->second->single_use()) return fail(GPULOAN_ERR_PROTOCOL, "RECALL names foreign memory, which goes with its loan");
   it->second->recalled = true;
   if (it->second->holds == 0) drop_import(peer, it->second);
   return {};
