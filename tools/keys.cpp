@@ -3,6 +3,7 @@
 
 #include "files.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +36,7 @@ std::string read_line(int fd, const std::string& name, const Deadline& deadline)
     if (size < 0 && errno != EINTR && errno != EAGAIN) refuse("cannot read " + name + ": " + std::strerror(errno));
     if (size > 0) text.append(buffer, static_cast<std::size_t>(size));
   }
+  text.resize(std::min(text.find('\n'), text.size())); // how much comes at once is the pipe's business
   return text;
 }
 
@@ -98,10 +100,10 @@ KeySource::KeySource(const KeyOptions& options, const std::string& socket, const
 
 gpuloan_key KeySource::parse(const std::string& text) const {
   try {
-    return parse_key(text);
-  } catch (const StatusError&) {
-    refuse(name_ + " does not hold a key: 64 hexadecimal digits, as 'gpuloan lend' wrote them");
+    if (text.find('\0') == std::string::npos) return parse_key(text); // which stops at one
+  } catch (const StatusError&) { // said below
   }
+  refuse(name_ + " does not hold a key: 64 hexadecimal digits, as 'gpuloan lend' wrote them");
 }
 
 std::optional<gpuloan_key> KeySource::read() const {
