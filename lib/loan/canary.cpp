@@ -15,6 +15,10 @@
 namespace gpuloan::loan {
 namespace {
 
+const char* name_of(gpuloan_rung rung) noexcept {
+  return rung == GPULOAN_RUNG_VMM ? "vmm" : rung == GPULOAN_RUNG_POOL ? "pool" : "ipc";
+}
+
 [[nodiscard]] Result<void> run_stream(driver::Gpu& gpu, cuda::Stream stream) {
   return GPULOAN_CU(gpu.driver(), cuStreamSynchronize, stream);
 }
@@ -58,7 +62,7 @@ void Exporter::judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung) {
   if (!peer.lost) {
     canary.proof.canary = wrong.empty() ? GPULOAN_CANARY_VERIFIED : GPULOAN_CANARY_DEMOTED;
     if (!wrong.empty()) {
-      GPULOAN_LOG(GPULOAN_LOG_WARNING, std::string("the rung ") + gpuloan_rung_name(rung) + " is demoted for peer " + std::to_string(peer.pid) +
+      GPULOAN_LOG(GPULOAN_LOG_WARNING, std::string("the rung ") + name_of(rung) + " is demoted for peer " + std::to_string(peer.pid) +
                                            ": its canary failed: " + wrong);
     }
   }
@@ -107,7 +111,7 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_
   if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
   if (!over && !canary.waited) {
     canary.waited = true;
-    GPULOAN_LOG(GPULOAN_LOG_WARNING, "peer " + std::to_string(peer->pid) + " did not answer the canary of the rung " + gpuloan_rung_name(rung) +
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "peer " + std::to_string(peer->pid) + " did not answer the canary of the rung " + name_of(rung) +
                                          " within " + std::to_string(options_.canary_timeout_ms) + " ms; other rungs are used until it does");
   }
   return {};
