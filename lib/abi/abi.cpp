@@ -27,6 +27,15 @@ gpuloan_status keep_error(const Error& error) noexcept {
   return error.status;
 }
 
+gpuloan_status keep_thrown(gpuloan_status status, const char* what, const char* why) noexcept {
+  try {
+    error_slot() = std::string(what) + why;
+  } catch (...) {
+    error_slot().clear();
+  }
+  return status;
+}
+
 Result<void> check_core(const loan::Context* core) {
   if (core == nullptr) return fail(GPULOAN_ERR_INVALID, "the handle is NULL");
   if (core->forked()) return fail(GPULOAN_ERR_FORKED, "the object belongs to the parent of this forked process; make a new context here, or start workers with exec");

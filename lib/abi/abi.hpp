@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <new>
+#include <system_error>
 
 // The C handles. A context is this struct; the others are the internal objects themselves, kept alive by their Handle.
 struct gpuloan_context {
@@ -20,6 +21,8 @@ namespace gpuloan::abi {
 
 // Keeps the sentence for gpuloan_error_text and returns the status.
 gpuloan_status keep_error(const Error& error) noexcept;
+// The same where there may be no memory for a sentence.
+gpuloan_status keep_thrown(gpuloan_status status, const char* what, const char* why) noexcept;
 
 // Runs `body` (returning Result<void>) and turns whatever happens into one status.
 template <typename Body>
@@ -28,11 +31,13 @@ gpuloan_status guard(Body&& body) noexcept {
     const Result<void> result = body();
     return result ? GPULOAN_OK : keep_error(result.error());
   } catch (const std::bad_alloc&) {
-    return keep_error({GPULOAN_ERR_NO_MEMORY, "out of host memory"});
+    return keep_thrown(GPULOAN_ERR_NO_MEMORY, "out of host memory", "");
+  } catch (const std::system_error& refused) { // std::thread: a limit of processes or threads
+    return keep_thrown(GPULOAN_ERR_SYSTEM, "no thread could be made: ", refused.what());
   } catch (const std::exception& unexpected) {
-    return keep_error({GPULOAN_ERR_INTERNAL, std::string("unexpected: ") + unexpected.what()});
+    return keep_thrown(GPULOAN_ERR_INTERNAL, "unexpected: ", unexpected.what());
   } catch (...) {
-    return keep_error({GPULOAN_ERR_INTERNAL, "unexpected exception"});
+    return keep_thrown(GPULOAN_ERR_INTERNAL, "unexpected exception", "");
   }
 }
 
