@@ -114,13 +114,16 @@ void disable_identity(int socket) noexcept {
 
 Result<void> check_inherited(int fd) {
   const std::string name = "descriptor " + std::to_string(fd);
-  if (::fcntl(fd, F_GETFD) < 0) return fail(GPULOAN_ERR_INVALID, name + " is not open");
-  if (option(fd, SO_DOMAIN) != AF_UNIX || option(fd, SO_TYPE) != SOCK_SEQPACKET) {
-    return fail(GPULOAN_ERR_INVALID, name + " is no AF_UNIX SOCK_SEQPACKET socket");
+  if (::fcntl(fd, F_GETFD) < 0) return errno == EBADF ? fail(GPULOAN_ERR_INVALID, name + " is not open") : fail_errno("fcntl(F_GETFD)", errno);
+  for (const auto& [which, wanted] : {std::pair{SO_DOMAIN, AF_UNIX}, {SO_TYPE, int{SOCK_SEQPACKET}}}) {
+    const int found = option(fd, which);
+    if (found < 0 && errno != ENOTSOCK) return fail_errno("getsockopt", errno);
+    if (found != wanted) return fail(GPULOAN_ERR_INVALID, name + " is no AF_UNIX SOCK_SEQPACKET socket");
   }
   sockaddr_un peer = {};
   socklen_t size = sizeof(peer);
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
+    if (errno != ENOTCONN && errno != EINVAL) return fail_errno("getpeername", errno);
     return fail(GPULOAN_ERR_INVALID, errno_text((name + " is not connected: getpeername").c_str(), errno));
   }
   const int flags = ::fcntl(fd, F_GETFL);
