@@ -16,12 +16,15 @@ namespace {
   return text;
 }
 
-// One attribute; `value` stays where the driver does not know the question (older drivers).
-void ask(const driver::Driver& driver, cuda::PointerAttribute which, std::uint64_t pointer, std::uint64_t& value) {
+// One attribute; 0 where the driver does not know the question (older drivers).
+Result<std::uint64_t> ask(const driver::Driver& driver, cuda::PointerAttribute which, std::uint64_t pointer) {
   const int attribute = which;
   std::uint64_t answer = 0;
   void* out = &answer;
-  if (driver.call.cuPointerGetAttributes(1, &attribute, &out, pointer) == cuda::Success) value = answer;
+  const cuda::CuResult code = driver.call.cuPointerGetAttributes(1, &attribute, &out, pointer);
+  if (code == cuda::Success) return answer;
+  if (code == cuda::InvalidValue) return 0U; // a driver that does not know the attribute
+  return std::unexpected(driver.error("cuPointerGetAttributes", code)); // which says nothing of the pointer
 }
 
 struct Chunks {
@@ -93,16 +96,20 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
   void* values[] = {&type, &info.base, &info.bytes, &info.buffer_id, &managed};
   GPULOAN_TRY(GPULOAN_CU(driver, cuPointerGetAttributes, 5, attributes, values, pointer));
   if (type == 0) return PointerInfo{};
-  std::uint64_t pool = 0, handles = 0, legacy = 0;
+  const bool device = managed == 0 && type == cuda::MemoryDevice;
+  const Result<std::uint64_t> pool = device ? ask(driver, cuda::PointerMemPool, pointer) : Result<std::uint64_t>(0U);
+  if (!pool) return std::unexpected(pool.error());
+  const auto which = *pool != 0 ? cuda::PointerAllowedHandleTypes : cuda::PointerLegacyIpcCapable;
+  const Result<std::uint64_t> more = device ? ask(driver, which, pointer) : Result<std::uint64_t>(0U);
+  if (!more) return std::unexpected(more.error());
   if (managed != 0) {
     info.kind = PointerKind::Managed;
   } else if (type != cuda::MemoryDevice) {
     info.kind = PointerKind::HostAlloc;
-  } else if (ask(driver, cuda::PointerMemPool, pointer, pool), pool != 0) {
-    ask(driver, cuda::PointerAllowedHandleTypes, pointer, handles);
-    info.kind = (handles & cuda::HandlePosixFd) != 0 ? PointerKind::PoolShareable : PointerKind::PoolPrivate;
-    info.pool = reinterpret_cast<cuda::Pool>(pool);
-  } else if (ask(driver, cuda::PointerLegacyIpcCapable, pointer, legacy), (legacy & 0xFF) != 0) {
+  } else if (*pool != 0) {
+    info.kind = (*more & cuda::HandlePosixFd) != 0 ? PointerKind::PoolShareable : PointerKind::PoolPrivate;
+    info.pool = reinterpret_cast<cuda::Pool>(*pool);
+  } else if ((*more & 0xFF) != 0) {
     info.kind = PointerKind::Alloc;
   } else {
     info.kind = PointerKind::VmmPrivate; // or imported: a driver without these functions does not tell
