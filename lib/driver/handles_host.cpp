@@ -55,8 +55,11 @@ HostRegistration& HostRegistration::operator=(HostRegistration&& other) noexcept
 
 HostRegistration::~HostRegistration() {
   if (host_ == nullptr || !calls_allowed()) return;
-  const Gpu::Scope scope(*gpu_);
-  if (scope.ok()) gpu_->driver().call.cuMemHostUnregister(host_);
+  // Its owner unmaps the pages next, and other pages will have their address: while this one is registered, those cannot be.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Gpu::Scope scope(*gpu_);
+    if (scope.ok() && gpu_->driver().call.cuMemHostUnregister(host_) == Success) return;
+  }
 }
 
 } // namespace gpuloan::driver
