@@ -4,10 +4,10 @@
 // one that is stuck holds up nothing else; idle ones stay for the next object.
 #include <base/reaper.hpp>
 
-#include <base/log.hpp>
 #include <base/thread.hpp>
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <new>
@@ -24,7 +24,8 @@ struct Queue {
 };
 
 Queue& queue() {
-  static Queue* instance = new Queue; // never destroyed: a stuck thread may outlive main()
+  alignas(Queue) static std::byte memory[sizeof(Queue)]; // never destroyed: a stuck thread may outlive main()
+  static Queue* instance = new (memory) Queue;
   return *instance;
 }
 
@@ -45,27 +46,40 @@ void reap() {
   }
 }
 
+// Where there is none to be had the objects wait for the next try.
+void add_thread(Queue& work) noexcept {
+  try {
+    const std::lock_guard lock(work.mutex);
+    if (work.objects.size() > work.idle) start_thread("gpuloan-reap", reap).detach();
+  } catch (...) {
+  }
+}
+
 } // namespace
 
 void dispose(std::shared_ptr<void> object) noexcept {
   if (!object) return;
-  Queue& work = queue();
   try {
+    Queue& work = queue();
     const std::lock_guard lock(work.mutex);
-    if (work.objects.size() + 1 > work.idle) start_thread("gpuloan-reap", reap).detach();
     work.objects.push_back(std::move(object));
     ++work.pending;
     work.filled.notify_one();
-  } catch (...) { // no thread, no memory
-    GPULOAN_LOG(GPULOAN_LOG_WARNING, "no thread to give memory back with; it stays until the process ends");
-    if (object) static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(object)));
+  } catch (...) {
+    // No memory: destroying it here could block, and throwing it away is no option.
+    static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(object)));
+    return;
   }
+  add_thread(queue());
 }
 
-bool wait_disposed(std::uint32_t timeout_ms) noexcept {
+bool wait_disposed(std::uint32_t timeout_ms) noexcept try {
   Queue& work = queue();
+  add_thread(work);
   std::unique_lock lock(work.mutex);
   return work.emptied.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return work.pending == 0; });
+} catch (const std::bad_alloc&) { // no queue, so nothing in it
+  return true;
 }
 
 } // namespace gpuloan
