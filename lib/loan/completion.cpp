@@ -9,10 +9,12 @@
 #include <base/thread.hpp>
 #include <loan/context.hpp>
 
+#include <new>
+
 namespace gpuloan::loan {
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kPatience{1000}, kMemoryPause{10};
 
 // Sleeps in the driver until the event is complete.
 Result<void> sleep_on(const driver::OwnedEvent& event) {
@@ -31,8 +33,17 @@ void Completion::push(Item item) {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->stopping) return;
   shared_->items.push_back(std::move(item));
-  if (threaded_ && !thread_.joinable()) thread_ = start_thread("gpuloan-wait", [shared = shared_] { main(shared); });
+  start_missing();
   shared_->changed.notify_one();
+}
+
+// Where no thread is to be had the items wait, and poll() tries again.
+void Completion::start_missing() noexcept {
+  if (!threaded_ || thread_.joinable() || shared_->items.empty()) return;
+  try {
+    thread_ = start_thread("gpuloan-wait", [shared = shared_] { main(shared); });
+  } catch (...) {
+  }
 }
 
 void Completion::watch(driver::OwnedEvent event, Report report) { push({std::move(event), std::move(report), {}}); }
@@ -71,7 +82,12 @@ bool Completion::poll_items(Shared& shared) {
   return left;
 }
 
-bool Completion::poll() { return !threaded_ && poll_items(*shared_); }
+bool Completion::poll() {
+  if (!threaded_) return poll_items(*shared_);
+  const std::lock_guard lock(shared_->mutex);
+  start_missing();
+  return false;
+}
 
 void Completion::main(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
@@ -87,8 +103,15 @@ void Completion::main(const std::shared_ptr<Shared>& shared) {
     Item item = std::move(shared->items.front());
     shared->items.pop_front();
     lock.unlock();
-    if (item.job) item.job();
-    else item.report(sleep_on(item.event));
+    for (bool over = false; !over;) {
+      try {
+        if (item.job) item.job();
+        else item.report(sleep_on(item.event));
+        over = true;
+      } catch (const std::bad_alloc&) { // others wait for what it does: again
+        std::this_thread::sleep_for(kMemoryPause);
+      }
+    }
     item = {};
     lock.lock();
   }
@@ -100,6 +123,7 @@ bool Completion::stop() noexcept {
   bool ended = true;
   {
     std::unique_lock lock(shared_->mutex);
+    start_missing();
     shared_->stopping = true;
     shared_->changed.notify_all();
     if (thread_.joinable()) ended = shared_->changed.wait_for(lock, kPatience, [&] { return shared_->ended; });

@@ -29,7 +29,8 @@ class Completion {
   void watch(driver::OwnedEvent event, Report report);
   // Runs `job` on the thread; a caller-driven context runs it in the next poll().
   void run(std::function<void()> job);
-  // Caller-driven: reports what is complete and runs jobs; true while something still waits.
+  // Caller-driven: reports what is complete and runs jobs; true while something still waits. Else: makes the thread, should
+  // there have been none to be had.
   bool poll();
   [[nodiscard]] bool pending() const noexcept;
   // Ends the thread. Bounded: GPU work that does not end within a second is left to itself, with its event; false then.
@@ -50,6 +51,7 @@ class Completion {
   static void main(const std::shared_ptr<Shared>& shared);
   static bool poll_items(Shared& shared);
   void push(Item item);
+  void start_missing() noexcept; // lock held
 
   std::shared_ptr<Shared> shared_; // outlives this object when the thread had to be left behind
   const bool threaded_;

@@ -177,6 +177,7 @@ class Importer : public Context {
   void after_turn() override {
     static_cast<void>(completion_.poll());
     static_cast<void>(apart_.poll());
+    static_cast<void>(foreign_.poll());
   }
   void fill_stats(gpuloan_stats& stats) const override;
   [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline);

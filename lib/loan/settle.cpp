@@ -176,6 +176,8 @@ void Exporter::after_turn() {
     finished.swap(finished_staging_);
   }
   for (const auto& [arena, region] : finished) arena->destroy(region);
+  static_cast<void>(apart_.poll());
+  static_cast<void>(releases_.poll());
 }
 
 // ---- Rings --------------------------------------------------------------------------------------------------------
