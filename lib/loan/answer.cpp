@@ -4,6 +4,8 @@
 #include <loan/canary.hpp>
 #include <loan/importer.hpp>
 
+#include <new>
+
 namespace gpuloan::loan {
 
 Result<std::shared_ptr<ImportLoan>> Importer::request(const std::shared_ptr<ImporterPeer>& peer, const RequestOptions& options) {
@@ -51,7 +53,13 @@ void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {
     return;
   }
   if (!view) return; // it has ended, with the reason
-  if (auto worked = work_canary(loan, *view); !worked) static_cast<void>(give_back(loan, GPULOAN_ERR_FAILED, worked.error().text));
+  Result<void> worked;
+  try {
+    worked = work_canary(loan, *view);
+  } catch (const std::bad_alloc&) {
+    worked = fail(GPULOAN_ERR_FAILED, "out of memory");
+  }
+  if (!worked) static_cast<void>(give_back(loan, GPULOAN_ERR_FAILED, worked.error().text));
 }
 
 } // namespace gpuloan::loan

@@ -12,6 +12,8 @@
 #include <base/log.hpp>
 #include <base/reaper.hpp>
 
+#include <new>
+
 namespace gpuloan::loan {
 namespace {
 
@@ -90,7 +92,12 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_
   if (canary.proof.canary == GPULOAN_CANARY_NOT_ATTEMPTED && !canary.running) mine = canary.running = true;
   if (mine) {
     lock.unlock();
-    auto sent = send_canary(peer, rung, pool);
+    Result<void> sent;
+    try {
+      sent = send_canary(peer, rung, pool);
+    } catch (const std::bad_alloc&) {
+      sent = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+    }
     lock.lock();
     if (!sent) {
       canary.running = false;
