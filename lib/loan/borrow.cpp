@@ -7,6 +7,7 @@
 #include <base/log.hpp>
 
 #include <algorithm>
+#include <new>
 
 namespace gpuloan::loan {
 
@@ -323,10 +324,14 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   if (!posted) return forward(std::move(posted.error()));
   if (*posted == gate::Posted::Now) return true;
   auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
-  if (!event) return forward(std::move(event.error()));
-  GPULOAN_TRY(event->record(stream));
-  behind = std::move(*event);
-  return false;
+  Result<void> recorded = event ? event->record(stream) : Result<void>(forward(std::move(event.error())));
+  if (recorded) {
+    behind = std::move(*event);
+    return false;
+  }
+  // DONE is posted, the exporter may have seen it: the turn cannot go back to the caller, so what has no event is waited for here.
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream));
+  return true;
 }
 
 Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
@@ -344,7 +349,12 @@ Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Strea
     loan->posting = true;
   }
   driver::OwnedEvent behind;
-  auto posted = post_done(loan, stream, behind);
+  Result<bool> posted = false;
+  try {
+    posted = post_done(loan, stream, behind);
+  } catch (const std::bad_alloc&) {
+    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+  }
   Trash trash;
   Lock lock(mutex_);
   loan->posting = false;
