@@ -193,8 +193,6 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   if (peer->free_slots.empty()) {
     return fail(GPULOAN_ERR_LIMIT, "all " + std::to_string(options_.slots) + " slots of this peer are in use: end some loans, or raise the option `slots`");
   }
-  GPULOAN_TRY(ledger_.enter(pointer, bytes, options.access));
-
   auto loan = std::make_shared<ExportLoan>(peer);
   loan->id = peer->next_loan++;
   loan->bytes = bytes;
@@ -217,12 +215,27 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   if (loan->shares_foreign()) loan->writers = place.writers;
   if (options.release) loan->release_call = std::make_shared<ReleaseCall>(options.release);
   loan->metadata.assign(options.metadata.begin(), options.metadata.end());
+  loan->turn = 1;
+  const auto known = peer->loans.emplace(loan->id, loan).first;
+  bool entered = false;
+  try {
+    auto free = ledger_.enter(pointer, bytes, options.access);
+    entered = free.has_value();
+    if (entered && !loan->canary_loan) hold(loan->handle, loan); // before anybody can hear of it
+    if (!entered) {
+      peer->loans.erase(known);
+      if (loan->release_call) loan->release_call->disarm();
+      return forward(std::move(free.error()));
+    }
+  } catch (...) {
+    peer->loans.erase(known);
+    if (entered) ledger_.leave(pointer, bytes, options.access);
+    if (loan->release_call) loan->release_call->disarm();
+    throw;
+  }
   loan->slot = peer->free_slots.back();
   peer->free_slots.pop_back();
   loan->generation = ++peer->generations[loan->slot];
-  loan->turn = 1;
-  peer->loans.emplace(loan->id, loan);
-  if (!loan->canary_loan) hold(loan->handle, loan); // before anybody can hear of it
   ++loans_total_;
   return loan;
 }
@@ -592,10 +605,15 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
   auto loan = enter(peer, *place, pointer, bytes, options, *admission);
   if (!loan) return forward(std::move(loan.error()));
   (*loan)->stream = options.stream;
-  Result<void> done = prepare(**loan, options);
-  if (done) {
-    auto ready_posted = post_turn(**loan, options.stream);
-    done = ready_posted ? announce(**loan, options, *ready_posted) : forward(std::move(ready_posted.error()));
+  Result<void> done;
+  try {
+    done = prepare(**loan, options);
+    if (done) {
+      auto ready_posted = post_turn(**loan, options.stream);
+      done = ready_posted ? announce(**loan, options, *ready_posted) : forward(std::move(ready_posted.error()));
+    }
+  } catch (const std::bad_alloc&) {
+    done = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
   }
   if (done) return loan;
   abandon(*loan, done.error());
