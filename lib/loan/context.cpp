@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
+#include <new>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -20,7 +21,16 @@ namespace {
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
 constexpr std::uint64_t kTickShare = 4; // at most a fifth of the loop's time goes into looking
 constexpr std::size_t kRefusalsMax = 64; // events of refused connections that may wait: they need no key
+constexpr std::uint64_t kRetryNs = 10'000'000; // of a turn that had no memory
 constexpr std::uint64_t kPidfdBit = 1; // a peer's tag is even; the tag of its pidfd is the next odd number
+
+void log_turn(const std::exception& error) noexcept {
+  try {
+    GPULOAN_LOG(GPULOAN_LOG_ERROR, std::string("a turn of the loop failed: ") + error.what());
+  } catch (...) { // no memory for the line either
+  }
+  std::this_thread::sleep_for(std::chrono::nanoseconds(kRetryNs));
+}
 
 } // namespace
 
@@ -61,7 +71,12 @@ Result<void> Context::start() {
   std::promise<Result<void>> made;
   auto future = made.get_future();
   loop_thread_ = start_thread("gpuloan-loop", [this, &made, make] { // an io_uring belongs to the thread that makes it
-    Result<void> result = make();
+    Result<void> result;
+    try {
+      result = make();
+    } catch (const std::bad_alloc&) {
+      result = std::unexpected(Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+    }
     const bool ok = result.has_value();
     loop_id_ = std::this_thread::get_id();
     made.set_value(std::move(result));
@@ -77,10 +92,14 @@ void Context::loop_main() {
     try {
       run_once(kLongestWaitNs);
     } catch (const std::exception& error) { // out of memory: what was due is looked at again in the next turn
-      GPULOAN_LOG(GPULOAN_LOG_ERROR, std::string("a turn of the loop failed: ") + error.what());
+      log_turn(error);
     }
   }
-  run_tasks();
+  try {
+    run_tasks();
+  } catch (const std::exception& error) {
+    log_turn(error);
+  }
   const Lock lock(mutex_); // others look at it to wake it
   engine_.reset();
 }
@@ -89,7 +108,7 @@ void Context::run_once(std::uint64_t limit_ns) {
   std::uint64_t timeout = limit_ns;
   {
     const Lock lock(mutex_);
-    if (!tasks_.empty()) timeout = 0;
+    if (!tasks_.empty() || next_task_ < running_.size() || leaving_) timeout = 0;
     timeout = std::min(timeout, tick_wanted_ns_);
     sleeping_ = timeout > kTickMaxNs;
   }
@@ -101,12 +120,14 @@ void Context::run_once(std::uint64_t limit_ns) {
   run_tasks();
   after_turn();
   const Lock lock(mutex_);
+  if (leaving_) take_out_lost();
   if (closed_) return;
   bool stalled = false;
   for (const auto& [tag, peer] : peers_) {
     if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
     stalled |= peer->stalled;
   }
+  tick_wanted_ns_ = kTickMaxNs; // should the tick have no memory
   tick_wanted_ns_ = std::min(timed_tick(), stalled ? kTickMaxNs : kNever);
 }
 
@@ -123,12 +144,13 @@ std::uint64_t Context::timed_tick() {
 }
 
 void Context::run_tasks() {
-  std::vector<std::function<void()>> tasks;
-  {
+  if (next_task_ >= running_.size()) {
     const Lock lock(mutex_);
-    tasks.swap(tasks_);
+    running_.swap(tasks_);
   }
-  for (const auto& task : tasks) task();
+  for (; next_task_ < running_.size(); ++next_task_) running_[next_task_]();
+  running_.clear();
+  next_task_ = 0;
 }
 
 void Context::turn_loop(Lock& lock, std::uint64_t limit_ns) {
@@ -195,6 +217,12 @@ void Context::forget_events(const Loan& loan) noexcept {
   quiet_event_fd();
 }
 
+void Context::forget_peer(Peer& peer) noexcept {
+  peer.closed = true;
+  std::erase_if(events_, [&](const Event& event) { return event.peer.get() == &peer && event.loan == nullptr; });
+  quiet_event_fd();
+}
+
 void Context::quiet_event_fd() noexcept {
   if (!events_.empty()) return;
   std::uint64_t count = 0;
@@ -202,7 +230,8 @@ void Context::quiet_event_fd() noexcept {
 }
 
 void Context::hold(Handle& handle, std::shared_ptr<void> self) {
-  if (handle.count_++ == 0) held_.emplace(&handle, std::move(self));
+  if (handle.count_ == 0) held_.emplace(&handle, std::move(self));
+  ++handle.count_;
 }
 
 std::shared_ptr<void> Context::drop(Handle& handle) noexcept {
@@ -237,6 +266,13 @@ Result<Event> Context::next_event(std::uint32_t timeout_ms) {
   return event;
 }
 
+void Context::put_back(Event event) {
+  const Lock lock(mutex_);
+  events_.push_front(std::move(event));
+  const std::uint64_t one = 1;
+  static_cast<void>(::write(event_fd_.get(), &one, sizeof one));
+}
+
 // ---- Peers --------------------------------------------------------------------------------------------------------
 
 std::shared_ptr<Peer> Context::find_peer(std::uint64_t tag) {
@@ -247,8 +283,8 @@ std::shared_ptr<Peer> Context::find_peer(std::uint64_t tag) {
 Result<void> Context::add_peer(const std::shared_ptr<Peer>& peer) {
   peer->tag = next_tag_;
   next_tag_ += 2;
-  peers_.emplace(peer->tag, peer);
-  post([this, peer] {
+  const auto known = peers_.emplace(peer->tag, peer).first;
+  auto enter = [this, peer] {
     const Lock lock(mutex_);
     if (peer->lost) return;
     if (auto added = engine_->add_socket(peer->socket.get(), peer->tag); !added) {
@@ -256,7 +292,13 @@ Result<void> Context::add_peer(const std::shared_ptr<Peer>& peer) {
       return;
     }
     peer->in_loop = true;
-  });
+  };
+  try {
+    post(std::move(enter));
+  } catch (...) {
+    peers_.erase(known);
+    throw;
+  }
   return {};
 }
 
@@ -269,26 +311,49 @@ void Context::watch_pidfd(Peer& peer) {
   peer.pidfd_in_loop = true;
 }
 
+// Nothing before settle_loss() can throw; that, and leaving the loop, are tried again by the loop.
 void Context::lose(const std::shared_ptr<Peer>& peer, Error why) {
   if (peer->lost) return;
   peer->lost = true;
   peer->loss = std::move(why);
   peer->outbox.clear();
-  GPULOAN_LOG(GPULOAN_LOG_INFO, "peer lost: " + peer->loss.text);
   if (peer->socket) ::shutdown(peer->socket.get(), SHUT_RDWR);
+  leaving_ = true;
+  if (engine_ && !on_loop_thread()) engine_->wake();
+  settle_loss(peer);
+}
+
+void Context::settle_loss(const std::shared_ptr<Peer>& peer) {
+  GPULOAN_LOG(GPULOAN_LOG_INFO, "peer lost: " + peer->loss.text);
   on_peer_lost(peer);
-  post([this, peer] {
-    const Lock lock(mutex_);
+  peer->loss_settled = true;
+  changed_.notify_all();
+}
+
+void Context::take_out_lost() {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    const std::shared_ptr<Peer> peer = it->second;
+    if (peer->lost && !peer->loss_settled) settle_loss(peer);
+    if (!peer->lost || peer->taken_out) {
+      ++it;
+      continue;
+    }
     if (peer->in_loop) engine_->remove(peer->socket.get());
     peer->in_loop = false;
     peer->socket.reset();
+    peer->taken_out = true;
     if (peer->pidfd_in_loop && !awaits_death(*peer)) {
       engine_->remove(peer->pidfd.get());
       peer->pidfd_in_loop = false;
     }
-    if (!peer->pidfd_in_loop) peers_.erase(peer->tag);
-  });
-  changed_.notify_all();
+    it = peer->pidfd_in_loop ? std::next(it) : peers_.erase(it);
+  }
+  leaving_ = std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return entry.second->lost && !entry.second->taken_out; });
+}
+
+void Context::no_memory_for(std::uint64_t tag) {
+  const Lock lock(mutex_);
+  if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr) lose(peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
 }
 
 void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
@@ -301,8 +366,7 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
       send(*peer, bye);
     }
     lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the connection was closed on this side"});
-    std::erase_if(events_, [&](const Event& event) { return event.peer == peer && event.loan == nullptr; });
-    quiet_event_fd();
+    forget_peer(*peer);
   }
   peer->closed = true;
   last = drop(peer->handle);
@@ -319,6 +383,7 @@ bool Context::send(Peer& peer, const channel::Record& record, std::span<const st
       case channel::SendResult::Sent:
         return true;
       case channel::SendResult::Lost: // the loop sees the end of the socket, after what the peer still sent
+        ::shutdown(peer.socket.get(), SHUT_RDWR); // where the other end lives, a gap in what it is told would go unnoticed
         return false;
       case channel::SendResult::Full:
         break;
@@ -357,6 +422,7 @@ void Context::flush(const std::shared_ptr<Peer>& peer) {
       else peer->stalled = true;
       return;
     }
+    if (result == channel::SendResult::Lost) ::shutdown(peer->socket.get(), SHUT_RDWR); // as above
     peer->outbox.pop_front();
   }
 }
@@ -364,22 +430,30 @@ void Context::flush(const std::shared_ptr<Peer>& peer) {
 // ---- What the engine calls ----------------------------------------------------------------------------------------
 
 void Context::on_message(std::uint64_t tag, const loop::Message& message) {
-  auto received = channel::decode(message); // takes the descriptors, whatever comes next
-  const Lock lock(mutex_);
-  const std::shared_ptr<Peer> peer = find_peer(tag);
-  if (peer == nullptr || peer->lost) return;
-  if (!received) {
-    lose(peer, std::move(received.error()));
-    return;
+  try {
+    auto received = channel::decode(message); // takes the descriptors, whatever comes next
+    const Lock lock(mutex_);
+    const std::shared_ptr<Peer> peer = find_peer(tag);
+    if (peer == nullptr || peer->lost) return;
+    if (!received) {
+      lose(peer, std::move(received.error()));
+      return;
+    }
+    on_record(peer, *received);
+  } catch (const std::bad_alloc&) {
+    no_memory_for(tag);
   }
-  on_record(peer, *received);
 }
 
 void Context::on_closed(std::uint64_t tag, int error) {
-  const Lock lock(mutex_);
-  const std::shared_ptr<Peer> peer = find_peer(tag);
-  if (peer == nullptr || peer->lost) return;
-  lose(peer, Error{GPULOAN_ERR_PEER_LOST, error == 0 ? "the peer closed its socket or died" : errno_text("the peer's socket", error)});
+  try {
+    const Lock lock(mutex_);
+    const std::shared_ptr<Peer> peer = find_peer(tag);
+    if (peer == nullptr || peer->lost) return;
+    lose(peer, Error{GPULOAN_ERR_PEER_LOST, error == 0 ? "the peer closed its socket or died" : errno_text("the peer's socket", error)});
+  } catch (const std::bad_alloc&) {
+    no_memory_for(tag);
+  }
 }
 
 void Context::on_readable(std::uint64_t tag) {
@@ -391,25 +465,28 @@ void Context::on_readable(std::uint64_t tag) {
   const Lock lock(mutex_);
   const std::shared_ptr<Peer> peer = find_peer(tag);
   if (peer == nullptr) return;
-  engine_->remove(peer->pidfd.get());
-  peer->pidfd_in_loop = false;
   on_peer_dead(peer);
-  if (peer->lost) {
-    peers_.erase(peer->tag);
-    return;
-  }
   // What it sent before it died still counts, and the end of its socket comes after that. A socket that a grandchild keeps
   // open never ends, so the peer is lost here at the latest.
-  post([this, peer] {
-    if (peer->in_loop) static_cast<void>(engine_->drain(peer->socket.get(), *this));
-    const Lock inner(mutex_);
-    lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the peer's process is gone"});
-  });
+  if (!peer->lost) {
+    post([this, peer] {
+      if (peer->in_loop) static_cast<void>(engine_->drain(peer->socket.get(), *this));
+      const Lock inner(mutex_);
+      lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the peer's process is gone"});
+    });
+  }
+  engine_->remove(peer->pidfd.get()); // last: where there was no memory, it fires again
+  peer->pidfd_in_loop = false;
+  if (peer->taken_out) peers_.erase(peer->tag);
 }
 
 void Context::on_writable(std::uint64_t tag) {
-  const Lock lock(mutex_);
-  if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr && !peer->lost) flush(peer);
+  try {
+    const Lock lock(mutex_);
+    if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr && !peer->lost) flush(peer);
+  } catch (const std::bad_alloc&) {
+    no_memory_for(tag);
+  }
 }
 
 // ---- Stats --------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   [[nodiscard]] int fd() const noexcept { return options_.loop_thread ? event_fd_.get() : poll_fd_; }
   [[nodiscard]] Result<void> dispatch(std::uint32_t timeout_ms);
   [[nodiscard]] Result<Event> next_event(std::uint32_t timeout_ms);
+  void put_back(Event event); // one that could not be handed to the caller
   [[nodiscard]] gpuloan_stats stats();
   [[nodiscard]] const ContextOptions& options() const noexcept { return options_; }
   [[nodiscard]] const std::shared_ptr<driver::Gpu>& gpu() const noexcept { return gpu_; }
@@ -99,6 +100,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
   void lose(const std::shared_ptr<Peer>& peer, Error why);
   [[nodiscard]] Result<void> add_peer(const std::shared_ptr<Peer>& peer); // lock held; into the loop, as a task
+  void forget_peer(Peer& peer) noexcept; // lock held; its caller has no name for it (any more), so no event names it
   void watch_pidfd(Peer& peer);
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards
@@ -140,6 +142,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::uint64_t timed_tick(); // lock held
   void run_tasks();
   void flush(const std::shared_ptr<Peer>& peer);
+  void settle_loss(const std::shared_ptr<Peer>& peer); // lock held
+  void take_out_lost();                                // lock held, on the loop
+  void no_memory_for(std::uint64_t tag);               // no lock held; what the peer said is lost, so the peer is
   void quiet_event_fd() noexcept; // lock held
   [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
 
@@ -148,6 +153,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::deque<Event> events_;
   std::unordered_map<const Handle*, std::shared_ptr<void>> held_;
   std::vector<std::function<void()>> tasks_;
+  std::vector<std::function<void()>> running_; // the loop's: one that threw comes first in the next turn
+  std::size_t next_task_ = 0;
+  bool leaving_ = false; // a lost peer is still in the loop
   std::thread loop_thread_;
   std::atomic<std::thread::id> loop_id_{};
   std::mutex turn_mutex_; // caller-driven: who turns the loop

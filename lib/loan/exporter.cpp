@@ -207,20 +207,29 @@ Result<void> Exporter::attach(int fd, std::string_view account) {
   if (account.size() >= sizeof gpuloan_peer_info{}.account) return fail(GPULOAN_ERR_INVALID, "the account name is longer than 63 bytes");
   const Lock lock(mutex_);
   GPULOAN_TRY(channel::enable_identity(fd));
-  const auto peer = adopt_socket(UniqueFd::take(fd));
+  auto peer = std::make_shared<ExporterPeer>(shared_from_this());
   peer->needs_key = false;
   peer->account = account;
+  peer->socket = UniqueFd::take(fd);
+  try {
+    adopt_peer(peer);
+  } catch (...) {
+    static_cast<void>(peer->socket.release()); // the caller's again
+    throw;
+  }
   return {};
 }
 
-std::shared_ptr<ExporterPeer> Exporter::adopt_socket(UniqueFd socket) {
-  auto peer = std::make_shared<ExporterPeer>(shared_from_this());
-  peer->socket = std::move(socket);
+void Exporter::adopt_peer(const std::shared_ptr<ExporterPeer>& peer) {
   peer->connected_ns = now_ns();
   remembered_.push_back(peer);
-  static_cast<void>(add_peer(peer));
+  try {
+    static_cast<void>(add_peer(peer));
+  } catch (...) {
+    remembered_.pop_back();
+    throw;
+  }
   request_tick();
-  return peer;
 }
 
 void Exporter::on_listener() {
@@ -239,7 +248,10 @@ void Exporter::on_listener() {
     if (!*socket) return;
     if (room == 0) continue; // closes it
     --room;
-    if (channel::enable_identity(socket->get())) adopt_socket(std::move(*socket));
+    if (!channel::enable_identity(socket->get())) continue;
+    auto peer = std::make_shared<ExporterPeer>(shared_from_this());
+    peer->socket = std::move(*socket);
+    adopt_peer(peer);
   }
 }
 

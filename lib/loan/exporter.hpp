@@ -263,7 +263,7 @@ class Exporter : public Context {
   void welcome(const std::shared_ptr<ExporterPeer>& peer);
   void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
   void watch_listener();
-  std::shared_ptr<ExporterPeer> adopt_socket(UniqueFd socket);
+  void adopt_peer(const std::shared_ptr<ExporterPeer>& peer);
   [[nodiscard]] ExportLoan* find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const;
 
   // lend.cpp

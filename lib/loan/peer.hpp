@@ -50,6 +50,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool closed = false; // by this side's caller: its handle is gone
   bool lost = false;
   Error loss; // why, once lost
+  bool loss_settled = false; // what hangs on the peer was told; the loop repeats that where there was no memory for it
+  bool taken_out = false;    // lost, and no longer in the loop
   bool in_loop = false, pidfd_in_loop = false;
   bool stalled = false; // the outbox waits for something that writability does not tell of
   std::deque<Outgoing> outbox;
