@@ -135,8 +135,11 @@ Result<std::shared_ptr<ImporterPeer>> Importer::connect(const char* path, const 
 }
 
 Result<std::shared_ptr<ImporterPeer>> Importer::adopt(int fd, std::uint32_t timeout_ms) {
-  GPULOAN_TRY(channel::check_inherited(fd));
-  return handshake(UniqueFd::take(fd), nullptr, Deadline::after_ms(timeout_ms));
+  auto usable = channel::check_inherited(fd);
+  if (!usable && usable.error().status == GPULOAN_ERR_INVALID) return forward(std::move(usable.error()));
+  UniqueFd taken = UniqueFd::take(fd); // ours from here on, also where we have no use for it
+  if (!usable) return forward(std::move(usable.error()));
+  return handshake(std::move(taken), nullptr, Deadline::after_ms(timeout_ms));
 }
 
 Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline) {
@@ -163,13 +166,19 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   peer->socket = std::move(socket);
   remembered_.push_back(peer);
   peer->phase = Peer::Phase::Welcome;
-  GPULOAN_TRY(add_peer(peer));
+  try {
+    GPULOAN_TRY(add_peer(peer));
+  } catch (...) { // nobody else knows of it: its socket is closed with it
+    std::erase(remembered_, peer);
+    throw;
+  }
   send(*peer, hello, std::as_bytes(std::span(&device, gpu_ ? 1U : 0U)));
   const bool over = wait(lock, deadline, false, [&] { return peer->lost || peer->phase == Peer::Phase::Ready; });
   if (over && !peer->lost) return peer;
   ::explicit_bzero(&hello, sizeof hello);
   Error why = peer->lost ? peer->loss : Error{GPULOAN_ERR_TIMEOUT, "the exporter did not complete the handshake in time"};
   lose(peer, why);
+  forget_peer(*peer); // it may have been ready for a moment, and PEER_LOST would name a peer that nobody was given
   return forward(std::move(why));
 }
 
