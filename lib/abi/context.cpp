@@ -117,9 +117,14 @@ gpuloan_status gpuloan_context_next_event(gpuloan_context *context, uint32_t tim
     gpuloan_event out = {};
     out.type = event->type;
     out.status = event->status;
-    if (event->peer) out.peer = hand_out(event->peer);
-    if (event->loan) out.loan = reinterpret_cast<gpuloan_loan *>(event->loan.get());
-    if (event->request) out.request = hand_out(event->request);
+    try {
+      if (event->peer) out.peer = hand_out(event->peer);
+      if (event->loan) out.loan = reinterpret_cast<gpuloan_loan *>(event->loan.get());
+      if (event->request) out.request = hand_out(event->request);
+    } catch (const std::bad_alloc &) { // it is the next call's
+      context->core->put_back(std::move(*event));
+      throw;
+    }
     copy_text(out.text, sizeof out.text, event->text);
     return write_struct(out_event, out, "out_event");
   });
