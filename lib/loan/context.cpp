@@ -311,7 +311,7 @@ void Context::watch_pidfd(Peer& peer) {
   peer.pidfd_in_loop = true;
 }
 
-// Nothing before settle_loss() can throw; that, and leaving the loop, are tried again by the loop.
+// Does not throw: settle_loss(), and leaving the loop, are tried again by the loop.
 void Context::lose(const std::shared_ptr<Peer>& peer, Error why) {
   if (peer->lost) return;
   peer->lost = true;
@@ -320,7 +320,10 @@ void Context::lose(const std::shared_ptr<Peer>& peer, Error why) {
   if (peer->socket) ::shutdown(peer->socket.get(), SHUT_RDWR);
   leaving_ = true;
   if (engine_ && !on_loop_thread()) engine_->wake();
-  settle_loss(peer);
+  try {
+    settle_loss(peer);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 void Context::settle_loss(const std::shared_ptr<Peer>& peer) {
@@ -363,9 +366,17 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
     if (!peer->lost && peer->phase == Peer::Phase::Ready) {
       channel::Record bye = channel::make_record(channel::Type::Bye);
       bye.notice.status = GPULOAN_OK;
-      send(*peer, bye);
+      try {
+        send(*peer, bye);
+      } catch (const std::bad_alloc&) { // the end of the socket says it too
+      }
     }
-    lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the connection was closed on this side"});
+    Error why{GPULOAN_ERR_PEER_LOST, ""};
+    try {
+      why.text = "the connection was closed on this side";
+    } catch (const std::bad_alloc&) {
+    }
+    lose(peer, std::move(why));
     forget_peer(*peer);
   }
   peer->closed = true;
