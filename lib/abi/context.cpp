@@ -61,6 +61,16 @@ Result<void> check_role(const gpuloan_context *context, bool exporter) {
   return {};
 }
 
+// A connection that nobody gets a name for is closed again.
+gpuloan_peer *hand_out_new(const std::shared_ptr<loan::Peer> &peer) {
+  try {
+    return hand_out(peer);
+  } catch (const std::bad_alloc &) {
+    peer->context->close_peer(peer);
+    throw;
+  }
+}
+
 } // namespace
 
 extern "C" {
@@ -170,7 +180,7 @@ gpuloan_status gpuloan_context_connect(gpuloan_context *context, const char *pat
     if (path == nullptr || *path == '\0' || out_peer == nullptr) return fail(GPULOAN_ERR_INVALID, "path or out_peer is empty");
     auto peer = context->importer->connect(path, key, timeout_ms);
     if (!peer) return forward(std::move(peer.error()));
-    *out_peer = hand_out(std::static_pointer_cast<loan::Peer>(*peer));
+    *out_peer = hand_out_new(*peer);
     return {};
   });
 }
@@ -181,7 +191,7 @@ gpuloan_status gpuloan_context_adopt(gpuloan_context *context, int fd, uint32_t 
     if (out_peer == nullptr) return fail(GPULOAN_ERR_INVALID, "out_peer is NULL");
     auto peer = context->importer->adopt(fd, timeout_ms);
     if (!peer) return forward(std::move(peer.error()));
-    *out_peer = hand_out(std::static_pointer_cast<loan::Peer>(*peer));
+    *out_peer = hand_out_new(*peer);
     return {};
   });
 }
