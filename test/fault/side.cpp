@@ -93,7 +93,9 @@ void SideBase::make_context(gpuloan_role role) {
 gpuloan_event SideBase::next(gpuloan_event_type wanted, const char* what) {
   while (true) {
     auto event = init<gpuloan_event>();
-    step(gpuloan_context_next_event(context_, kStepMs, &event), what);
+    gpuloan_status status = gpuloan_context_next_event(context_, kStepMs, &event);
+    if (status == GPULOAN_ERR_NO_MEMORY) status = gpuloan_context_next_event(context_, kStepMs, &event); // the event waits for that
+    step(status, what);
     if (event.type == static_cast<std::uint32_t>(wanted)) return event;
     if (event.type == GPULOAN_EVENT_LOAN_OFFERED) gpuloan_loan_unref(event.loan);
     if (event.type == GPULOAN_EVENT_PEER_LOST || event.type == GPULOAN_EVENT_PEER_REFUSED) {
