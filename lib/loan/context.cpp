@@ -223,6 +223,18 @@ void Context::forget_peer(Peer& peer) noexcept {
   quiet_event_fd();
 }
 
+std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
+  std::vector<std::shared_ptr<void>> last;
+  last.reserve(events_.size());
+  for (const Event& event : events_) {
+    if (event.type != GPULOAN_EVENT_LOAN_OFFERED || event.loan->peer.get() != &peer) continue;
+    if (auto loan = drop(event.loan->handle)) last.push_back(std::move(loan));
+  }
+  std::erase_if(events_, [&](const Event& event) { return event.loan != nullptr && event.loan->peer.get() == &peer; });
+  quiet_event_fd();
+  return last;
+}
+
 void Context::quiet_event_fd() noexcept {
   if (!events_.empty()) return;
   std::uint64_t count = 0;

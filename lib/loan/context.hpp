@@ -101,6 +101,8 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void lose(const std::shared_ptr<Peer>& peer, Error why);
   [[nodiscard]] Result<void> add_peer(const std::shared_ptr<Peer>& peer); // lock held; into the loop, as a task
   void forget_peer(Peer& peer) noexcept; // lock held; its caller has no name for it (any more), so no event names it
+  // Lock held. The same for its loans, which their events alone name; the objects are to be destroyed without the lock.
+  [[nodiscard]] std::vector<std::shared_ptr<void>> forget_loans(const Peer& peer);
   void watch_pidfd(Peer& peer);
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards

@@ -178,7 +178,9 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   ::explicit_bzero(&hello, sizeof hello);
   Error why = peer->lost ? peer->loss : Error{GPULOAN_ERR_TIMEOUT, "the exporter did not complete the handshake in time"};
   lose(peer, why);
-  forget_peer(*peer); // it may have been ready for a moment, and PEER_LOST would name a peer that nobody was given
+  forget_peer(*peer); // it may have been ready for a moment: no event names what nobody was given
+  const auto loans = forget_loans(*peer);
+  lock.unlock();
   return forward(std::move(why));
 }
 
