@@ -3,7 +3,9 @@
 // Exporter: the lending side. It owns the memory, the ledger, and per peer an arena, control words and rings.
 //
 //   exporter.cpp  who connects and what they send
-//   lend.cpp      a loan's way out: region, rung, gate, EXPORT and READY
+//   regions.cpp   the arena's memory, as the caller holds it
+//   lend.cpp      a loan's way out: place, rung, gate, EXPORT and READY
+//   foreign.cpp   the same for memory that is not the arena's: what is exported, and handed over
 //   settle.cpp    a loan's way back: DONE, ACK, RELEASE
 //   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
 //   requests.cpp  results that a peer asks for
@@ -285,17 +287,20 @@ class Exporter : public Context {
                                                           std::uint64_t bytes, const LendOptions& options, const Admission& admission);
   [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
   [[nodiscard]] Result<void> prepare_event(ExportLoan& loan);
-  [[nodiscard]] Result<void> prepare_foreign(ExportLoan& loan);
-  [[nodiscard]] Result<void> prepare_pool(ExportLoan& loan);
   [[nodiscard]] Result<void> prepare_ring(ExporterPeer& peer, bool to_importer);
   [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
   [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
   void start_turn(ExportLoan& loan);                                            // lock held
   [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire); // lock held
-  void feed_pieces(const std::shared_ptr<ExporterPeer>& peer); // lock held; goes on without it
-  [[nodiscard]] bool feed_piece(ExporterPeer& peer);           // no lock
   [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
   void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
+
+  // foreign.cpp
+  [[nodiscard]] Result<void> prepare_foreign(ExportLoan& loan);
+  [[nodiscard]] Result<void> prepare_pool(ExportLoan& loan);
+  void announce_foreign(ExportLoan& loan, channel::Export& wire); // lock held
+  void feed_pieces(const std::shared_ptr<ExporterPeer>& peer);    // lock held; goes on without it
+  [[nodiscard]] bool feed_piece(ExporterPeer& peer);              // no lock
 
   // settle.cpp; lock held
   [[nodiscard]] static bool due(const ExportLoan& loan) noexcept; // advance() would get somewhere; no driver call

@@ -4,82 +4,13 @@
 // (without the lock, for a caller's stream may block), and last the records, in one piece under the lock.
 #include <loan/exporter.hpp>
 
-#include <base/log.hpp>
-
 #include <cstring>
 
 namespace gpuloan::loan {
-namespace {
-
-constexpr std::uint64_t kForeignChunk = std::uint64_t{1} << 63; // above all numbers of the arena's chunks
-
-[[nodiscard]] std::string hex(std::uint64_t value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
-} // namespace
-
-// ---- Regions ------------------------------------------------------------------------------------------------------
-
-Result<std::shared_ptr<RegionHandle>> Exporter::create_region(const std::shared_ptr<ExporterPeer>& peer, const memory::RegionSpec& spec) {
-  auto region = std::make_shared<RegionHandle>();
-  {
-    const Lock lock(mutex_);
-    if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
-    if (!peer->arena) return fail(GPULOAN_ERR_STATE, "the handshake with this peer is not complete");
-    region->arena = peer->arena;
-  }
-  auto made = region->arena->create(spec);
-  if (!made) return forward(std::move(made.error()));
-  region->exporter = std::static_pointer_cast<Exporter>(shared_from_this());
-  region->peer = peer;
-  region->region = *made;
-  const Lock lock(mutex_);
-  if (closed_) {
-    region->arena->destroy(std::exchange(region->region, nullptr));
-    return fail(GPULOAN_ERR_STATE, "the context is closed");
-  }
-  std::erase_if(regions_, [](const auto& weak) { return weak.expired(); });
-  regions_.push_back(region);
-  return region;
-}
-
-Result<void> Exporter::destroy_region(RegionHandle& handle) {
-  Lock lock(mutex_);
-  if (handle.region == nullptr) return {};
-  const memory::Region& region = *handle.region;
-  const std::uint64_t base = region.pointer() != 0 ? region.pointer() : reinterpret_cast<std::uint64_t>(region.host());
-  if (ledger_.out(base, region.bytes())) return fail(GPULOAN_ERR_BUSY, "the region is lent; destroy it after its loans have ended");
-  for (const auto& weak : handle.peer->retired) {
-    if (const auto loan = weak.lock(); loan && loan->region == handle.region) {
-      loan->region = nullptr;
-      loan->state = step(loan->state, ExportEvent::Drop).next;
-      if (handle.peer->dead && handle.peer->untethered) loan->state = step(loan->state, ExportEvent::Gone).next;
-    }
-  }
-  memory::Region* gone = std::exchange(handle.region, nullptr);
-  lock.unlock(); // it may record events on a caller's streams
-  handle.arena->destroy(gone);
-  lock.lock();
-  if (!handle.peer->lost && !closed_) recall_idle(*handle.peer);
-  request_tick();
-  return {};
-}
-
-Result<void> Exporter::used_on(RegionHandle& handle, cuda::Stream stream) {
-  const Lock lock(mutex_);
-  if (handle.region == nullptr) return fail(GPULOAN_ERR_STATE, "the context of the region is closed");
-  if (!gate::is_cpu(stream)) handle.arena->used_on(handle.region, stream);
-  return {};
-}
-
-// ---- Lending ------------------------------------------------------------------------------------------------------
 
 Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access) {
   if (bytes == 0) return Place{};
-  if (pointer + bytes < pointer) return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes wraps around");
+  if (pointer + bytes < pointer) return fail(GPULOAN_ERR_INVALID, memory::range_text(pointer, bytes) + " wraps around");
   if (memory::Region* region = peer.arena->find(pointer, bytes)) {
     if (access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
       return fail(GPULOAN_ERR_INVALID, "the region was made for read loans; make it with GPULOAN_ACCESS_WRITE to lend it for write");
@@ -103,17 +34,17 @@ Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t point
                           ", for which the region was made, may still map it for writing";
         }
       } else {
-        return fail(GPULOAN_ERR_INVALID, hex(pointer) + " with " + std::to_string(bytes) + " bytes lies in the arena and is no part of one live region");
+        return fail(GPULOAN_ERR_INVALID, memory::range_text(pointer, bytes) + " lies in the arena and is no part of one live region");
       }
     }
   }
   if (!gpu_) {
-    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is in no region of this peer, and the context has no device (without one, lend the address that gpuloan_region_host gives)");
+    return fail(GPULOAN_ERR_INVALID, memory::address_text(pointer) + " is in no region of this peer, and the context has no device (without one, lend the address that gpuloan_region_host gives)");
   }
   auto info = memory::classify(*gpu_, pointer, bytes);
   if (!info) return forward(std::move(info.error()));
   if (info->kind == memory::PointerKind::Unknown || info->kind == memory::PointerKind::Imported) {
-    return fail(GPULOAN_ERR_INVALID, hex(pointer) + " is " + memory::pointer_kind_name(info->kind) +
+    return fail(GPULOAN_ERR_INVALID, memory::address_text(pointer) + " is " + memory::pointer_kind_name(info->kind) +
                                          (info->kind == memory::PointerKind::Unknown ? "" : ": only the process that allocated it may lend it"));
   }
   place.foreign = *info;
@@ -299,59 +230,6 @@ Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
   return {};
 }
 
-// How the importer gets at memory that is not the arena's.
-Result<void> Exporter::prepare_foreign(ExportLoan& loan) {
-  if (loan.rung == GPULOAN_RUNG_POOL) return prepare_pool(loan);
-  if (loan.rung == GPULOAN_RUNG_IPC) {
-    auto handle = driver::IpcMapping::handle_of(*gpu_, loan.foreign.base);
-    if (!handle) return forward(std::move(handle.error()));
-    loan.legacy = *handle;
-    return {};
-  }
-  auto pieces = memory::retain_chunks(gpu_, loan.pointer, loan.bytes);
-  if (!pieces) return forward(std::move(pieces.error()));
-  if (auto probe = pieces->front().export_fd(); !probe) { // what another process made can be mapped here, and not be handed on
-    return fail(GPULOAN_ERR_INVALID, hex(loan.pointer) + " cannot be exported: only the process that allocated it may lend it: " + probe.error().text);
-  }
-  loan.pieces = std::make_shared<const std::vector<driver::VmmHandle>>(std::move(*pieces));
-  return {};
-}
-
-// The pool's descriptor crosses once for a peer and is closed again; the pointer's data is kept by buffer (P1, P4, P14).
-Result<void> Exporter::prepare_pool(ExportLoan& loan) {
-  ExporterPeer& peer = loan.exporter_peer();
-  const auto known = peer.pools.find(loan.foreign.pool);
-  if (known == peer.pools.end()) {
-    auto fd = driver::export_pool(*gpu_, loan.foreign.pool);
-    if (!fd) return forward(std::move(fd.error()));
-    std::vector<UniqueFd> fds;
-    fds.push_back(std::move(*fd));
-    const Lock lock(mutex_);
-    loan.pool = peer.pools.size() + 1;
-    peer.pools.emplace(loan.foreign.pool, loan.pool);
-    channel::Record record = channel::make_record(channel::Type::Pool);
-    record.pool.pool = loan.pool;
-    std::memcpy(record.pool.uuid, gpu_->floors().uuid.bytes, sizeof record.pool.uuid);
-    send(peer, record, {}, std::move(fds));
-  } else {
-    loan.pool = known->second;
-  }
-  {
-    const Lock lock(mutex_);
-    if (const auto it = pool_pointers_.find(loan.foreign.buffer_id); it != pool_pointers_.end()) {
-      loan.pool_pointer = it->second;
-      return {};
-    }
-  }
-  auto pointer = driver::export_pool_pointer(*gpu_, loan.foreign.base);
-  if (!pointer) return forward(std::move(pointer.error()));
-  loan.pool_pointer = *pointer;
-  const Lock lock(mutex_);
-  if (pool_pointers_.size() >= kPoolPointersMax) pool_pointers_.erase(pool_pointers_.begin()); // the oldest buffer
-  if (pool_pointers_.emplace(loan.foreign.buffer_id, *pointer).second) pool_exported_bytes_ += loan.foreign.bytes;
-  return {};
-}
-
 // What the chosen rung and gate need before the first turn; driver calls, made once per peer where they can be.
 Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
   ExporterPeer& peer = loan.exporter_peer();
@@ -433,28 +311,7 @@ void Exporter::start_turn(ExportLoan& loan) {
 Result<void> Exporter::announce_memory(ExportLoan& loan, channel::Export& wire) {
   ExporterPeer& peer = loan.exporter_peer();
   if (loan.bytes != 0 && loan.shares_foreign()) {
-    channel::Record record = channel::make_record(channel::Type::Foreign);
-    record.foreign.chunk = wire.chunk = kForeignChunk | ++peer.foreign_chunks;
-    record.foreign.bytes = loan.foreign.bytes;
-    record.foreign.buffer = loan.foreign.buffer_id;
-    record.foreign.access = loan.access;
-    std::memcpy(record.foreign.uuid, gpu_->floors().uuid.bytes, sizeof record.foreign.uuid);
-    if (loan.rung == GPULOAN_RUNG_POOL) {
-      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Pool);
-      record.foreign.pool = loan.pool;
-      send(peer, record, std::as_bytes(std::span(loan.pool_pointer.reserved)));
-    } else if (loan.rung == GPULOAN_RUNG_IPC) {
-      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Legacy);
-      send(peer, record, std::as_bytes(std::span(loan.legacy.reserved)));
-    } else {
-      record.foreign.kind = static_cast<std::uint32_t>(channel::ForeignKind::Vmm);
-      record.foreign.pieces = static_cast<std::uint32_t>(loan.pieces->size());
-      send(peer, record);
-      peer.feeds.push_back({std::static_pointer_cast<ExportLoan>(loan.shared_from_this()), loan.pieces, wire.chunk, 0});
-      feed_pieces(std::static_pointer_cast<ExporterPeer>(peer.shared_from_this()));
-    }
-    wire.offset = loan.pointer - loan.foreign.base;
-    loan.exposed_bytes = loan.foreign.bytes - loan.bytes;
+    announce_foreign(loan, wire);
     return {};
   }
   const memory::Region* shared = loan.staging != nullptr ? loan.staging : loan.carrier == Carrier::Direct ? loan.region : nullptr;
@@ -479,48 +336,6 @@ Result<void> Exporter::announce_memory(ExportLoan& loan, channel::Export& wire) 
   wire.offset = shared->chunk_offset() + (shared == loan.staging ? 0 : loan.pointer - base);
   loan.exposed_bytes = shared->chunk_bytes() - loan.bytes;
   return {};
-}
-
-// Making a descriptor takes the driver some 50 us, and there may be thousands: on the thread apart, as far as the importer
-// has closed those that it got.
-void Exporter::feed_pieces(const std::shared_ptr<ExporterPeer>& peer) {
-  if (peer->feeding || peer->feeds.empty() || peer->piece_credit == 0 || peer->lost) return;
-  peer->feeding = true;
-  apart_.run([this, peer] {
-    while (feed_piece(*peer)) {
-    }
-  });
-}
-
-bool Exporter::feed_piece(ExporterPeer& peer) {
-  PieceFeed feed;
-  {
-    const Lock lock(mutex_);
-    const auto over = [](const PieceFeed& at) { return at.loan->ended || at.next == at.pieces->size(); };
-    while (!peer.feeds.empty() && over(peer.feeds.front())) peer.feeds.pop_front();
-    peer.feeding = !peer.feeds.empty() && peer.piece_credit > 0 && !peer.lost && !closed_;
-    if (!peer.feeding) return false;
-    feed = peer.feeds.front();
-  }
-  const driver::VmmHandle& piece = (*feed.pieces)[feed.next];
-  auto fd = piece.export_fd();
-  const Lock lock(mutex_);
-  if (peer.feeds.empty() || peer.feeds.front().chunk != feed.chunk) return true;
-  if (!fd) {
-    fail_loan(*feed.loan, fd.error().status, fd.error().text);
-    peer.feeds.pop_front();
-    return true;
-  }
-  channel::Record record = channel::make_record(channel::Type::Piece);
-  record.piece.chunk = feed.chunk;
-  record.piece.bytes = piece.bytes();
-  record.piece.index = static_cast<std::uint32_t>(feed.next);
-  std::vector<UniqueFd> fds;
-  fds.push_back(std::move(*fd));
-  send(peer, record, {}, std::move(fds));
-  ++peer.feeds.front().next;
-  --peer.piece_credit;
-  return true;
 }
 
 Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bool ready) {

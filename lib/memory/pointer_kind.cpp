@@ -10,12 +10,6 @@
 namespace gpuloan::memory {
 namespace {
 
-[[nodiscard]] std::string range_text(std::uint64_t pointer, std::uint64_t bytes) {
-  char text[64];
-  std::snprintf(text, sizeof text, "0x%llx with %llu bytes", static_cast<unsigned long long>(pointer), static_cast<unsigned long long>(bytes));
-  return text;
-}
-
 // One attribute; 0 where the driver does not know the question (older drivers).
 Result<std::uint64_t> ask(const driver::Driver& driver, cuda::PointerAttribute which, std::uint64_t pointer) {
   const int attribute = which;
@@ -61,6 +55,14 @@ Result<Chunks> walk_chunks(driver::Gpu& gpu, std::uint64_t pointer, std::uint64_
 }
 
 } // namespace
+
+std::string address_text(std::uint64_t pointer) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(pointer));
+  return text;
+}
+
+std::string range_text(std::uint64_t pointer, std::uint64_t bytes) { return address_text(pointer) + " with " + std::to_string(bytes) + " bytes"; }
 
 const char* pointer_kind_name(PointerKind kind) noexcept {
   switch (kind) {

@@ -24,6 +24,10 @@ enum class PointerKind : std::uint8_t {
 };
 [[nodiscard]] const char* pointer_kind_name(PointerKind kind) noexcept;
 
+// For messages: "0x7f00", and "0x7f00 with 16 bytes".
+[[nodiscard]] std::string address_text(std::uint64_t pointer);
+[[nodiscard]] std::string range_text(std::uint64_t pointer, std::uint64_t bytes);
+
 struct PointerInfo {
   PointerKind kind = PointerKind::Unknown;
   std::uint64_t base = 0;      // of the allocation; of the first chunk for VMM
