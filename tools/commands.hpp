@@ -15,5 +15,7 @@ int demo_worker(Arguments arguments); // what demo starts; not for people
 int probe(Arguments arguments);
 int lend(Arguments arguments);
 int borrow(Arguments arguments);
+int bench_command(Arguments arguments);
+int bench_worker(Arguments arguments); // what bench starts; not for people
 
 } // namespace gpuloan::tool

@@ -31,7 +31,9 @@ constexpr Command kCommands[] = {
     {"probe", probe, "what this machine's driver, devices and kernel can do"},
     {"lend", lend, "lend a file's bytes to one borrower"},
     {"borrow", borrow, "borrow from a lender and write the bytes to a file"},
+    {"bench", bench_command, "loans beside bare driver code that does the same work"},
     {"demo-worker", demo_worker, nullptr},
+    {"bench-worker", bench_worker, nullptr},
 };
 
 void print_help(std::FILE* out) {

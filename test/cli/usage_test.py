@@ -9,7 +9,7 @@ import unittest
 
 from cli import CliTest, EXIT
 
-COMMANDS = ("demo", "probe", "lend", "borrow")
+COMMANDS = ("demo", "probe", "lend", "borrow", "bench")
 SOURCE = pathlib.Path(os.environ["GPULOAN_TEST_SOURCE"])
 
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#include "pair.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+namespace gpuloan::tool::bench {
+namespace {
+
+[[noreturn]] void fail_errno(const char* call) {
+  if (errno == EAGAIN) throw Failure(ExitTimeout, "the other process of the measurement did not answer in time");
+  if (errno == EPIPE || errno == ECONNRESET) throw Failure(ExitPeerLost, "the other process of the measurement is gone");
+  throw Failure(ExitSystem, std::string(call) + ": " + std::strerror(errno));
+}
+
+} // namespace
+
+Channel::Channel(Fd socket, std::uint32_t timeout_ms) : socket_(std::move(socket)) {
+  const timeval limit = {static_cast<time_t>(timeout_ms / 1000), static_cast<suseconds_t>(timeout_ms % 1000 * 1000)};
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    if (::setsockopt(socket_.get(), SOL_SOCKET, option, &limit, sizeof limit) != 0) fail_errno("setsockopt");
+  }
+}
+
+void Channel::send(const Message& message, int fd) {
+  iovec part = {const_cast<Message*>(&message), sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  msghdr header = {};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (fd >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* first = CMSG_FIRSTHDR(&header);
+    first->cmsg_level = SOL_SOCKET;
+    first->cmsg_type = SCM_RIGHTS;
+    first->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(first), &fd, sizeof fd);
+  }
+  while (::sendmsg(socket_.get(), &header, MSG_NOSIGNAL) < 0) {
+    check_interrupted();
+    if (errno != EINTR) fail_errno("sendmsg");
+  }
+}
+
+Message Channel::receive(Fd* fd) {
+  Message message;
+  iovec part = {&message, sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header = {};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t got;
+  while ((got = ::recvmsg(socket_.get(), &header, MSG_CMSG_CLOEXEC)) < 0) {
+    check_interrupted();
+    if (errno != EINTR) fail_errno("recvmsg");
+  }
+  if (got == 0) throw Failure(ExitPeerLost, "the other process of the measurement is gone");
+  if (const cmsghdr* first = CMSG_FIRSTHDR(&header); first != nullptr && first->cmsg_type == SCM_RIGHTS) {
+    int raw = -1;
+    std::memcpy(&raw, CMSG_DATA(first), sizeof raw);
+    Fd came(raw);
+    if (fd != nullptr) *fd = std::move(came);
+  }
+  return message;
+}
+
+Message Channel::expect(Op op) {
+  const Message answer = receive();
+  if (answer.op == Op::Failed) throw Failure(ExitLoanFailed, std::string("the worker: ") + answer.text);
+  if (answer.op != op) throw Failure(ExitInternal, "the worker answered something else");
+  return answer;
+}
+
+} // namespace gpuloan::tool::bench

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT
+#include "run.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <sys/socket.h>
+
+namespace gpuloan::tool::bench {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U, kGiB = std::uint64_t{1} << 30U;
+constexpr std::size_t kWordBytes = 4096;
+constexpr std::uint64_t kPinnedBytes = 64 * kMiB; // a copy to pinned memory goes round in as much
+constexpr std::uint64_t kPinnedPiece = 4 * kMiB;
+
+double since_us(std::uint64_t start) { return static_cast<double>(clock_ns() - start) / 1000; }
+
+struct Ends {
+  Fd ours, theirs;
+};
+
+Ends socket_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw Failure(ExitSystem, std::string("socketpair: ") + std::strerror(errno));
+  }
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+} // namespace
+
+Run::Run(const BenchOptions& options, Session& session)
+    : options_(options),
+      session_(session),
+      deadline_(options.common.timeout_ms),
+      cuda_(session.driver, options.common.device),
+      calls_(session.driver) {
+  start_worker();
+}
+
+void Run::start_worker() {
+  Ends control = socket_pair();
+  Ends library = socket_pair();
+  std::vector<std::string> arguments = {"bench-worker", "--fd", std::to_string(Child::kInheritedFd), "--device", std::to_string(options_.common.device),
+                                        "--timeout", std::to_string(options_.common.timeout_ms / 1000 + 1)};
+  if (!options_.common.driver.empty()) arguments.insert(arguments.end(), {"--driver", options_.common.driver});
+  child_ = Child::start(arguments, control.theirs.get());
+  channel_ = std::make_unique<Channel>(std::move(control.ours), options_.common.timeout_ms);
+  static_cast<void>(channel_->expect(Op::Hello));
+  session_.context.attach(library.ours.get(), "bench");
+  static_cast<void>(library.ours.release());
+  channel_->send({.op = Op::Hello}, library.theirs.get());
+  while (!peer_) {
+    auto event = next_event(session_.context, deadline_);
+    if (!event) throw Failure(ExitTimeout, "the worker did not join within " + deadline_.text());
+    if (event->type() == GPULOAN_EVENT_PEER_READY) peer_ = event->take_peer();
+    else if (event->type() == GPULOAN_EVENT_PEER_REFUSED) throw Failure(exit_code(event->status()), std::string("the worker was refused: ") + event->text());
+  }
+  words_ = std::make_unique<BarePages>(calls_, BarePages::make(kWordBytes), kWordBytes);
+  channel_->send({.op = Op::Words, .bytes = kWordBytes}, words_->fd());
+  static_cast<void>(channel_->expect(Op::Words));
+}
+
+Run::Counts Run::counts(std::uint64_t bytes) const {
+  const std::uint32_t turns = bytes <= 4 * kMiB ? 400 : bytes <= 256 * kMiB ? 60 : bytes <= 4 * kGiB ? 12 : 4;
+  return options_.quick ? Counts{5, std::max(3U, turns / 10)} : Counts{15, turns};
+}
+
+std::vector<Comparison> Run::all(const Progress& progress) {
+  using Case = Comparison (Run::*)(std::uint64_t);
+  struct Entry {
+    const char* name;
+    Case run;
+    std::vector<std::uint64_t> sizes;
+  };
+  const Entry entries[] = {
+      {"turns", &Run::turns, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
+      {"loans", &Run::loans, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
+      {"offsets", &Run::offsets, {64 << 10, 64 * kMiB, kGiB}},
+      {"copies", &Run::copies, {64 * kMiB, 4 * kGiB}},
+  };
+  std::vector<Comparison> out;
+  for (const Entry& entry : entries) {
+    if (!options_.wants(entry.name)) continue;
+    for (const std::uint64_t bytes : options_.sizes.empty() ? entry.sizes : options_.sizes) {
+      progress(std::string(entry.name) + " " + std::to_string(bytes));
+      out.push_back((this->*entry.run)(bytes));
+    }
+  }
+  channel_->send({.op = Op::Bye});
+  child_.wait(deadline_);
+  return out;
+}
+
+Region Run::region(std::uint64_t bytes) {
+  auto wish = init<gpuloan_region_options>();
+  wish.bytes = bytes;
+  wish.access = GPULOAN_ACCESS_WRITE;
+  return peer_.create_region(wish);
+}
+
+Loan Run::lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs) {
+  auto options = init<gpuloan_lend_options>();
+  options.access = access;
+  options.keep_open = keep_open ? 1 : 0;
+  options.rungs = rungs;
+  options.stream = GPULOAN_STREAM_CPU; // nothing of ours is queued: READY is free, as in the floors
+  return peer_.lend(region.pointer() + offset, bytes, options);
+}
+
+// A turn whose bytes did not arrive is not worth its microseconds.
+void Run::check_filled(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t value, const char* who) {
+  for (const std::uint64_t offset : {std::uint64_t{0}, bytes / 8 * 4, bytes - 4}) {
+    std::uint32_t word = 0;
+    cuda_.copy_out(&word, pointer + offset, sizeof word);
+    cuda_.synchronize();
+    if (word == static_cast<std::uint32_t>(value)) continue;
+    throw Failure(ExitLoanFailed, std::string(who) + " of " + std::to_string(bytes) + " bytes left " + std::to_string(word) + " at offset " +
+                                        std::to_string(offset) + " instead of " + std::to_string(value));
+  }
+}
+
+// ---- Floors -------------------------------------------------------------------------------------------------------
+
+void Run::share_chunk(const BareChunk& chunk) {
+  const Fd fd = chunk.share();
+  channel_->send({.op = Op::Chunk, .bytes = chunk.bytes()}, fd.get());
+  static_cast<void>(channel_->expect(Op::Chunk));
+}
+
+std::vector<double> Run::bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes) {
+  channel_->send({.op = Op::BareSpin, .count = count, .bytes = bytes, .value = ready_});
+  std::vector<double> times;
+  for (std::uint32_t turn = 0; turn < count; ++turn) {
+    const std::uint64_t start = clock_ns();
+    std::atomic_ref(words_->word(kReadyWord)).store(++ready_, std::memory_order_release);
+    spin_until(words_->word(kDoneWord), ready_, deadline_);
+    times.push_back(since_us(start));
+  }
+  static_cast<void>(channel_->expect(Op::BareSpin));
+  check_filled(chunk.pointer(), bytes, ready_, "the bare floor's last turn");
+  return times;
+}
+
+std::vector<double> Run::bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes) {
+  channel_->send({.op = Op::BareSocket, .count = count, .bytes = bytes});
+  std::vector<double> times;
+  for (std::uint32_t turn = 0; turn < count; ++turn) {
+    const std::uint64_t start = clock_ns();
+    channel_->send({.op = Op::BareSocket, .value = ++ready_});
+    static_cast<void>(channel_->expect(Op::BareSocket));
+    times.push_back(since_us(start));
+  }
+  check_filled(chunk.pointer(), bytes, ready_, "the bare floor's last turn");
+  return times;
+}
+
+// ---- Comparisons --------------------------------------------------------------------------------------------------
+
+Comparison Run::turns(std::uint64_t bytes) {
+  Comparison out{.name = "turns", .floor = "control words, both spin", .bytes = bytes};
+  const Counts counts = this->counts(bytes);
+  const BareChunk chunk(calls_, options_.common.device, bytes);
+  share_chunk(chunk);
+  Region region = this->region(bytes);
+  for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
+    auto floor = bare_spin(counts.turns, chunk, bytes);
+    channel_->send({.op = Op::Turns, .count = counts.turns + 1, .bytes = bytes});
+    Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_WRITE, true, 0);
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); }); // the first turn brings the loan
+    std::vector<double> times;
+    for (std::uint32_t turn = 0; turn < counts.turns; ++turn) {
+      const std::uint64_t start = clock_ns();
+      loan.ready(GPULOAN_STREAM_CPU);
+      loan.wait_done(deadline_.left());
+      times.push_back(since_us(start));
+    }
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.reclaim(slice); });
+    const Message answer = channel_->expect(Op::Turns);
+    check_filled(region.pointer(), bytes, answer.value, "the last turn");
+    if (block > 0) out.add_block(std::move(floor), std::move(times)); // the first warms up
+  }
+  region.destroy();
+  return out;
+}
+
+std::vector<double> Run::fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step) {
+  channel_->send({.op = Op::Loans, .count = count, .bytes = bytes});
+  std::vector<double> times;
+  std::uint64_t offset = 0;
+  for (std::uint32_t turn = 0; turn < count; ++turn) {
+    offset = offset + step + bytes <= region.bytes() ? offset + step : 0;
+    const std::uint64_t start = clock_ns();
+    Loan loan = lend(region, offset, bytes, GPULOAN_ACCESS_WRITE, false, 0);
+    loan.wait_end(deadline_.left());
+    times.push_back(since_us(start));
+  }
+  const Message answer = channel_->expect(Op::Loans);
+  check_filled(region.pointer() + offset, bytes, answer.value, "the last loan");
+  return times;
+}
+
+Comparison Run::loans(std::uint64_t bytes) {
+  Comparison out{.name = "loans", .floor = "a record each way, stream synchronised", .bytes = bytes};
+  const Counts counts = this->counts(bytes);
+  const BareChunk chunk(calls_, options_.common.device, bytes);
+  share_chunk(chunk);
+  Region region = this->region(bytes);
+  for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
+    auto floor = bare_socket(counts.turns, chunk, bytes);
+    auto times = fresh_loans(counts.turns, region, bytes, 0);
+    if (block > 0) out.add_block(std::move(floor), std::move(times));
+  }
+  region.destroy();
+  return out;
+}
+
+Comparison Run::offsets(std::uint64_t bytes) {
+  Comparison out{.name = "offsets", .floor = "loans of the same range again", .bytes = bytes};
+  const Counts counts = this->counts(bytes);
+  Region region = this->region(8 * bytes);
+  for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
+    auto same = fresh_loans(counts.turns, region, bytes, 0);
+    auto times = fresh_loans(counts.turns, region, bytes, bytes);
+    if (block > 0) out.add_block(std::move(same), std::move(times));
+  }
+  region.destroy();
+  return out;
+}
+
+Comparison Run::copies(std::uint64_t bytes) {
+  Comparison out{.name = "copies", .floor = "device to pinned memory, once", .bytes = bytes};
+  const std::uint32_t blocks = options_.quick ? 3 : 9;
+  Region region = this->region(bytes);
+  const BarePages pinned(calls_, BarePages::make(kPinnedBytes), kPinnedBytes);
+  for (std::uint32_t block = 0; block <= blocks; ++block) {
+    cuda_.fill32(region.pointer(), block + 1, bytes / 4);
+    cuda_.synchronize();
+    std::uint64_t start = clock_ns();
+    for (std::uint64_t offset = 0; offset < bytes; offset += kPinnedPiece) {
+      cuda_.copy_out(pinned.data() + offset % kPinnedBytes, region.pointer() + offset, std::min(kPinnedPiece, bytes - offset));
+    }
+    cuda_.synchronize();
+    const double floor = since_us(start);
+    channel_->send({.op = Op::Copies, .count = 1, .bytes = bytes, .value = block + 1});
+    start = clock_ns();
+    Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_READ, false, GPULOAN_RUNG_HOST);
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
+    const double time = since_us(start);
+    static_cast<void>(channel_->expect(Op::Copies)); // it looked at what came
+    if (block > 0) out.add_block({floor}, {time});
+  }
+  region.destroy();
+  return out;
+}
+
+} // namespace gpuloan::tool::bench

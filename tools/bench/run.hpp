@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+//
+// The inside of `gpuloan bench`: the parent's side of each comparison. The worker's is worker.cpp.
+#pragma once
+
+#include "../cuda.hpp"
+#include "../session.hpp"
+#include "bare.hpp"
+#include "pair.hpp"
+#include "samples.hpp"
+
+#include <functional>
+#include <memory>
+
+namespace gpuloan::tool::bench {
+
+struct BenchOptions {
+  CommonOptions common;
+  LoanOptions loans;
+  std::vector<std::string> cases;   // empty: all
+  std::vector<std::uint64_t> sizes; // empty: each case's own
+  bool quick = false;
+  [[nodiscard]] bool wants(const char* name) const { return cases.empty() || std::find(cases.begin(), cases.end(), name) != cases.end(); }
+};
+
+class Run {
+ public:
+  Run(const BenchOptions& options, Session& session);
+  // Each is called with "case size" before a comparison starts.
+  using Progress = std::function<void(const std::string& what)>;
+  [[nodiscard]] std::vector<Comparison> all(const Progress& progress);
+
+ private:
+  struct Counts {
+    std::uint32_t blocks, turns;
+  };
+  [[nodiscard]] Counts counts(std::uint64_t bytes) const;
+  void start_worker();
+  Loan lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs);
+  [[nodiscard]] Region region(std::uint64_t bytes);
+  void check_filled(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t value, const char* who);
+
+  [[nodiscard]] Comparison turns(std::uint64_t bytes);
+  [[nodiscard]] Comparison loans(std::uint64_t bytes);
+  [[nodiscard]] Comparison offsets(std::uint64_t bytes);
+  [[nodiscard]] Comparison copies(std::uint64_t bytes);
+  [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
+  [[nodiscard]] std::vector<double> bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
+  [[nodiscard]] std::vector<double> fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step);
+  void share_chunk(const BareChunk& chunk);
+
+  const BenchOptions& options_;
+  Session& session_;
+  Deadline deadline_;
+  Cuda cuda_;
+  BareCalls calls_;
+  std::unique_ptr<BarePages> words_;
+  std::unique_ptr<Channel> channel_;
+  Child child_;
+  Peer peer_;
+  std::uint64_t ready_ = 0; // the last value of the bare READY word
+};
+
+} // namespace gpuloan::tool::bench

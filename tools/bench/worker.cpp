@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+//
+// The worker of `gpuloan bench`: does what the parent's messages ask for, the bare floors and the loans alike.
+#include "../commands.hpp"
+#include "run.hpp"
+
+namespace gpuloan::tool {
+namespace bench {
+namespace {
+
+struct WorkerOptions {
+  CommonOptions common;
+  int fd = -1;
+};
+
+class Worker {
+ public:
+  explicit Worker(const WorkerOptions& options)
+      : options_(options),
+        deadline_(options.common.timeout_ms),
+        channel_(Fd(options.fd), options.common.timeout_ms),
+        session_(open_session(options.common, {}, GPULOAN_ROLE_IMPORTER)),
+        cuda_(session_.driver, options.common.device),
+        calls_(session_.driver) {}
+
+  void run() {
+    channel_.send({.op = Op::Hello});
+    for (;;) {
+      Fd fd;
+      const Message message = channel_.receive(&fd);
+      if (message.op == Op::Bye) return;
+      Message answer{.op = message.op};
+      try {
+        answer.value = serve(message, std::move(fd));
+      } catch (const std::exception& error) {
+        answer.op = Op::Failed;
+        std::string(error.what()).copy(answer.text, sizeof answer.text - 1);
+      }
+      if (message.op != Op::Hello && message.op != Op::BareSocket) channel_.send(answer);
+      else if (answer.op == Op::Failed) channel_.send(answer);
+    }
+  }
+
+ private:
+  // Returns what the last turn wrote.
+  std::uint64_t serve(const Message& message, Fd fd) {
+    switch (message.op) {
+      case Op::Hello: peer_ = session_.context.adopt(fd.release(), deadline_.left()); return 0;
+      case Op::Words: words_ = std::make_unique<BarePages>(calls_, std::move(fd), message.bytes); return 0;
+      case Op::Chunk:
+        chunk_.reset();
+        chunk_ = std::make_unique<BareChunk>(calls_, options_.common.device, message.bytes, std::move(fd));
+        return 0;
+      case Op::BareSpin: return bare_spin(message);
+      case Op::BareSocket: return bare_socket(message);
+      case Op::Turns: return turns(message);
+      case Op::Loans: return loans(message);
+      case Op::Copies: return copies(message);
+      default: throw Failure(ExitInternal, "the parent asked for something unknown");
+    }
+  }
+
+  std::uint64_t bare_spin(const Message& message) {
+    std::uint64_t value = message.value;
+    for (std::uint32_t turn = 0; turn < message.count; ++turn) {
+      spin_until(words_->word(kReadyWord), ++value, deadline_);
+      cuda_.fill32(chunk_->pointer(), static_cast<std::uint32_t>(value), message.bytes / 4);
+      calls_.check("cuStreamWriteValue64", calls_.write_value(cuda_.stream(), words_->pointer(kDoneWord), value, cuda::WriteDefault));
+    }
+    return value;
+  }
+
+  std::uint64_t bare_socket(const Message& message) {
+    std::uint64_t value = 0;
+    for (std::uint32_t turn = 0; turn < message.count; ++turn) {
+      value = channel_.receive().value;
+      cuda_.fill32(chunk_->pointer(), static_cast<std::uint32_t>(value), message.bytes / 4);
+      cuda_.synchronize();
+      channel_.send({.op = Op::BareSocket, .value = value});
+    }
+    return value;
+  }
+
+  Loan offered() {
+    while (auto event = next_event(session_.context, deadline_)) {
+      if (event->type() == GPULOAN_EVENT_LOAN_OFFERED) return event->take_loan();
+      if (event->type() == GPULOAN_EVENT_PEER_LOST) throw Failure(ExitPeerLost, std::string("the parent was lost: ") + event->text());
+    }
+    throw Failure(ExitTimeout, "the parent lent nothing within " + deadline_.text());
+  }
+
+  void fill(const gpuloan_view& view, std::uint64_t value) {
+    cuda_.fill32(view.pointer, static_cast<std::uint32_t>(value), view.bytes / 4);
+  }
+
+  std::uint64_t turns(const Message& message) {
+    Loan loan = offered();
+    for (std::uint32_t turn = 0; turn < message.count; ++turn) {
+      fill(loan.acquire(deadline_.left()), ++value_);
+      loan.done(cuda_.stream());
+    }
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
+    return value_;
+  }
+
+  std::uint64_t loans(const Message& message) {
+    for (std::uint32_t turn = 0; turn < message.count; ++turn) {
+      Loan loan = offered();
+      fill(loan.acquire(deadline_.left()), ++value_);
+      loan.done(cuda_.stream());
+    }
+    return value_;
+  }
+
+  std::uint64_t copies(const Message& message) {
+    Loan loan = offered();
+    const gpuloan_view view = loan.acquire(deadline_.left());
+    std::uint32_t first = 0, last = 0;
+    cuda_.copy_out(&first, view.pointer, sizeof first);
+    cuda_.copy_out(&last, view.pointer + view.bytes - sizeof last, sizeof last);
+    cuda_.synchronize();
+    if (first != message.value || last != message.value) throw Failure(ExitLoanFailed, "the copy is not what was lent");
+    loan.done(GPULOAN_STREAM_CPU);
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
+    return message.value;
+  }
+
+  const WorkerOptions& options_;
+  Deadline deadline_;
+  Channel channel_;
+  Session session_;
+  Cuda cuda_;
+  BareCalls calls_;
+  std::unique_ptr<BarePages> words_;
+  std::unique_ptr<BareChunk> chunk_;
+  Peer peer_;
+  std::uint64_t value_ = 0;
+};
+
+} // namespace
+} // namespace bench
+
+int bench_worker(Arguments arguments) {
+  bench::WorkerOptions options;
+  Parser parser("bench-worker --fd N [OPTION]...", "Started by gpuloan bench; not for people.");
+  options.common.add_to(parser);
+  parser.value("fd", "N", "the inherited end", [&](const std::string& text) { options.fd = static_cast<int>(parse_number(text, 0, INT32_MAX)); });
+  if (!parser.parse(arguments)) return ExitOk;
+  if (options.fd < 0) throw Failure(ExitUsage, "this subcommand is started by 'gpuloan bench'; run that instead");
+  bench::Worker(options).run();
+  return ExitOk;
+}
+
+} // namespace gpuloan::tool
