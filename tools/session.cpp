@@ -69,6 +69,7 @@ Session open_session(const CommonOptions& common, const LoanOptions& loans, gpul
   }
   auto options = init<gpuloan_context_options>();
   options.role = role;
+  options.loop = loans.loop;
   options.engine = loans.engine;
   options.flags = no_device ? GPULOAN_CONTEXT_NO_DEVICE : 0;
   options.driver = common.driver_or_null();

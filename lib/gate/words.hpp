@@ -20,7 +20,9 @@ namespace gpuloan::gate {
 struct Slot { // 64 bytes, one cache line; see docs/protocol.md
   std::uint64_t ready;
   std::uint64_t done;
-  std::uint64_t reserved[6];
+  std::uint64_t ready_watched; // the importer looks at `ready` all the time: whoever stores there owes no record
+  std::uint64_t done_watched;  // the exporter, at `done`
+  std::uint64_t reserved[4];
 };
 static_assert(sizeof(Slot) == 64);
 
@@ -52,8 +54,12 @@ class Words {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return mapping_.size(); }
   [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(mapping_); }
 
-  [[nodiscard]] std::uint64_t load(std::uint32_t slot, Word word) const noexcept { return at(slot, word).load(std::memory_order_acquire); }
-  void store(std::uint32_t slot, Word word, std::uint64_t value) const noexcept { at(slot, word).store(value, std::memory_order_release); }
+  // Words and watches are stored and loaded in one order that both sides agree on. So, of a side that stores a word and then
+  // finds it not watched, and one that ends its watch and then looks once more, one at least sees the other.
+  [[nodiscard]] std::uint64_t load(std::uint32_t slot, Word word) const noexcept { return at(slot, word).load(std::memory_order_seq_cst); }
+  void store(std::uint32_t slot, Word word, std::uint64_t value) const noexcept { at(slot, word).store(value, std::memory_order_seq_cst); }
+  void watch(std::uint32_t slot, Word word, bool on) const noexcept { watch_at(slot, word).store(on ? 1 : 0, std::memory_order_seq_cst); }
+  [[nodiscard]] bool watched(std::uint32_t slot, Word word) const noexcept { return watch_at(slot, word).load(std::memory_order_seq_cst) != 0; }
   // The word's address for the device; valid after register_with.
   [[nodiscard]] cuda::DevicePtr device(std::uint32_t slot, Word word) const noexcept {
     return registration_.device_pointer() + std::uint64_t{slot} * sizeof(Slot) + (word == Word::Ready ? 0 : sizeof(std::uint64_t));
@@ -64,6 +70,10 @@ class Words {
   [[nodiscard]] std::atomic_ref<std::uint64_t> at(std::uint32_t slot, Word word) const noexcept {
     Slot& target = reinterpret_cast<Slot*>(mapping_.data())[slot];
     return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready : target.done);
+  }
+  [[nodiscard]] std::atomic_ref<std::uint64_t> watch_at(std::uint32_t slot, Word word) const noexcept {
+    Slot& target = reinterpret_cast<Slot*>(mapping_.data())[slot];
+    return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready_watched : target.done_watched);
   }
   UniqueFd fd_;
   Mapping mapping_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A loan at the importer: acquire behind READY, done behind the caller's work, and the end. ACK is sent from one place,
+// A loan at the importer: acquire behind READY, return, and the end. ACK is sent from one place,
 // end(), and only after our own GPU work on the loan is complete and the hold is dropped.
 #include <loan/importer.hpp>
 
@@ -10,7 +10,6 @@
 #include <new>
 
 namespace gpuloan::loan {
-
 // ---- The end ------------------------------------------------------------------------------------------------------
 
 void Importer::send_done(ImportLoan& loan, std::uint64_t at_ns) {
@@ -112,8 +111,10 @@ void Importer::complete(ImportLoan& loan, Trash& trash) {
   loan.state = next.next; // Idle: the loan stays open
   // Under the event gate the word says it too: an exporter that looks only after our death can no longer open our event.
   if (loan.gate == GPULOAN_GATE_EVENT) loan.peer->words.store(loan.slot, gate::Word::Done, loan.word());
-  send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
-  if (loan.next_turn > loan.turn) {
+  const gate::Words& words = loan.peer->words;
+  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Done) == loan.word();
+  if (!stored || !words.watched(loan.slot, gate::Word::Done)) send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
+  if (next_ready(loan)) {
     begin_turn(loan, loan.next_turn);
   } else if (loan.finish) {
     end(loan, trash);
@@ -166,23 +167,22 @@ void Importer::dispose(Trash trash) {
   completion_.run([kept = std::make_shared<Trash>(std::move(trash))] { kept->clear(); });
 }
 
-void Importer::on_complete(const std::shared_ptr<ImportLoan>& loan, Result<void> result) {
-  Trash trash;
-  const Lock lock(mutex_);
-  loan->mark(GPULOAN_STEP_DONE);
-  if (result) {
-    if (loan->state == ImportState::Finishing || loan->state == ImportState::Letting) loan->turns_done = loan->turn;
-  } else {
-    loan->set_outcome(result.error().status, "the work on the loan failed: " + result.error().text);
-    if (loan->state == ImportState::Finishing) loan->state = ImportState::Letting;
-  }
-  complete(*loan, trash);
-}
-
 // ---- Acquire ------------------------------------------------------------------------------------------------------
+
+// Whether a turn follows the present one: its record came, or the word says so and no record was owed.
+bool Importer::next_ready(ImportLoan& loan) {
+  if (loan.next_turn > loan.turn) return true;
+  const gate::Words& words = loan.peer->words;
+  if (loan.cancelled || !loan.keep_open || loan.carrier != Carrier::Direct || loan.gate == GPULOAN_GATE_EVENT || !words) return false;
+  if (words.load(loan.slot, gate::Word::Ready) != gate::word_value(loan.generation, loan.turn + 1)) return false;
+  loan.next_turn = loan.turn + 1;
+  loan.mark(GPULOAN_STEP_READY);
+  return true;
+}
 
 Result<bool> Importer::turn_passed(ImportLoan& loan) {
   ImporterPeer& peer = loan.importer_peer();
+  if (loan.state == ImportState::Idle && next_ready(loan)) begin_turn(loan, loan.next_turn);
   if (loan.state != ImportState::Offered || !loan.ready_posted) return false;
   if (loan.import && loan.import->missing > 0) return false;
   auto passed = gate::passed(loan.ready_post(), true);
@@ -227,14 +227,17 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
     GPULOAN_TRY(scope.ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
   }
+  Trash trash;
   Lock lock(mutex_);
   Result<void> refused;
   Result<bool> passed = false;
-  const bool over = wait(lock, Deadline::after_ms(timeout_ms), true, [&] {
+  const bool over = wait_turn(lock, Deadline::after_ms(timeout_ms), *loan, gate::Word::Ready, [&] {
+    look_at_work(*loan, trash);
     refused = acquirable(*loan);
     passed = refused ? turn_passed(*loan) : Result<bool>(false);
     return !refused || !passed || *passed || (on_stream && loan->state == ImportState::Offered && loan->ready_posted);
   });
+  dispose(std::move(trash));
   if (!refused) return forward(std::move(refused.error()));
   if (!passed) return forward(std::move(passed.error()));
   if (!over) {
@@ -270,7 +273,7 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
     if (!waits) {
       release_wait(*loan);
       if (loan->state == ImportState::Held) loan->state = ImportState::Offered; // as if it had not been acquired
-      Trash trash;
+      trash = {};
       if (loan->cancelled && loan->state == ImportState::Offered) end(*loan, trash);
       dispose(std::move(trash));
       return forward(std::move(waits.error()));
@@ -290,151 +293,6 @@ Result<void> Importer::used_on(const std::shared_ptr<ImportLoan>& loan, cuda::St
   }
   if (!gate::is_cpu(stream) && std::find(loan->streams.begin(), loan->streams.end(), stream) == loan->streams.end()) loan->streams.push_back(stream);
   return {};
-}
-
-// ---- Done ---------------------------------------------------------------------------------------------------------
-
-// Enqueues DONE behind the work in `stream`. true: it has passed already; else `behind` is recorded behind the work, or
-// the ring carries on.
-Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind) {
-  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
-  if (!gpu_) {
-    loan->peer->words.store(loan->slot, gate::Word::Done, loan->word());
-    return true;
-  }
-  driver::Gpu::Scope scope(*gpu_);
-  GPULOAN_TRY(scope.ok());
-  if (gate::is_cpu(stream) && !loan->streams.empty()) stream = loan->streams.front();
-  if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
-  if (loan->gate == GPULOAN_GATE_MEMOP) {
-    const std::lock_guard serial(loan->peer->words_mutex);
-    GPULOAN_TRY(loan->peer->words.register_with(gpu_));
-  }
-  if (ring) {
-    const cuda::Stream streams[] = {stream};
-    const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
-    GPULOAN_TRY(gate::join(gpu_, through, streams));
-    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
-    if (!event) return forward(std::move(event.error()));
-    GPULOAN_TRY(event->record(through));
-    behind = std::move(*event);
-    return false;
-  }
-  auto posted = gate::post(gpu_, stream, loan->done_post());
-  if (!posted) return forward(std::move(posted.error()));
-  if (*posted == gate::Posted::Now) return true;
-  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
-  Result<void> recorded = event ? event->record(stream) : Result<void>(forward(std::move(event.error())));
-  if (recorded) {
-    behind = std::move(*event);
-    return false;
-  }
-  // DONE is posted, the exporter may have seen it: the turn cannot go back to the caller, so what has no event is waited for here.
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream));
-  return true;
-}
-
-Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
-  if (gpu_ && !gate::is_cpu(stream)) {
-    driver::Gpu::Scope scope(*gpu_);
-    GPULOAN_TRY(scope.ok());
-    GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
-  }
-  {
-    const Lock lock(mutex_);
-    if (loan->state != ImportState::Held || loan->posting) {
-      if (loan->outcome != GPULOAN_OK) return loan->outcome_result();
-      return fail(GPULOAN_ERR_STATE, std::string("no turn of the loan is acquired, it is ") + name(loan->state));
-    }
-    loan->posting = true;
-  }
-  driver::OwnedEvent behind;
-  Result<bool> posted = false;
-  try {
-    posted = post_done(loan, stream, behind);
-  } catch (const std::bad_alloc&) {
-    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
-  }
-  Trash trash;
-  Lock lock(mutex_);
-  loan->posting = false;
-  if (!posted) { // the turn is still the caller's: done can be tried again, or the loan returned
-    return forward(std::move(posted.error()));
-  }
-  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
-  loan->state = step(loan->state, ImportEvent::Done).next;
-  if (loan->cancelled || (loan->finish && loan->next_turn <= loan->turn)) loan->state = step(loan->state, ImportEvent::Return).next;
-  if (*posted) {
-    loan->mark(GPULOAN_STEP_DONE);
-    loan->turns_done = loan->turn;
-    complete(*loan, trash);
-  } else if (ring) {
-    ImporterPeer& peer = loan->importer_peer();
-    loan->work = std::move(behind);
-    if (!loan->cancelled) peer.to_exporter->start(loan->id, loan->turn, loan->pointer, loan->bytes);
-    pump(peer);
-    request_tick();
-  } else {
-    if (loan->gate == GPULOAN_GATE_EVENT) send_done(*loan, 0); // RECORDED: the exporter may query from now on
-    completion_.watch(std::move(behind), [self = std::static_pointer_cast<Importer>(shared_from_this()), loan](Result<void> result) {
-      self->on_complete(loan, std::move(result));
-    });
-    request_tick();
-  }
-  const Result<void> outcome = loan->outcome_result();
-  lock.unlock();
-  return outcome;
-}
-
-void Importer::pump(ImporterPeer& peer) {
-  memory::RingSource::Progress source;
-  memory::RingSink::Progress sink;
-  Trash trash;
-  Result<void> moved = peer.to_exporter && peer.to_exporter->busy() ? peer.to_exporter->pump(source) : Result<void>();
-  if (moved && peer.from_exporter && peer.from_exporter->busy()) moved = peer.from_exporter->pump(sink);
-  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
-  const auto loan_of = [&peer](const memory::Piece& piece) -> std::shared_ptr<ImportLoan> {
-    const auto it = peer.loans.find(piece.loan);
-    return it == peer.loans.end() ? nullptr : it->second;
-  };
-  for (const memory::Piece& piece : source.filled) {
-    channel::Record record = channel::make_record(channel::Type::RingFilled);
-    record.ring_filled = {piece.loan, piece.offset, piece.bytes, piece.turn, piece.slot, {}};
-    send(peer, record);
-  }
-  for (const memory::Piece& piece : source.enqueued) {
-    const auto loan = loan_of(piece);
-    if (!loan || loan->gate == GPULOAN_GATE_HOST) continue;
-    if (auto posted = gate::post(gpu_, peer.to_exporter->ring().stream(), loan->done_post()); !posted) {
-      moved = forward(std::move(posted.error()));
-    } else if (loan->gate == GPULOAN_GATE_EVENT) {
-      send_done(*loan, 0);
-    }
-  }
-  for (const memory::Piece& piece : source.complete) {
-    const auto loan = loan_of(piece);
-    if (!loan) continue;
-    if (loan->gate == GPULOAN_GATE_HOST) peer.words.store(loan->slot, gate::Word::Done, loan->word());
-    loan->mark(GPULOAN_STEP_DONE);
-    loan->turns_done = loan->turn;
-    complete(*loan, trash);
-  }
-  for (const std::uint32_t slot : sink.drained) {
-    channel::Record record = channel::make_record(channel::Type::RingDrained);
-    record.ring_drained.slot = slot;
-    send(peer, record);
-  }
-  std::erase_if(peer.limbo, [&](auto& entry) {
-    if (peer.from_exporter && peer.from_exporter->in_flight(entry.first)) return false;
-    trash.push_back(std::move(entry.second));
-    return true;
-  });
-  if (!sink.landed.empty()) changed_.notify_all();
-  dispose(std::move(trash));
-  if (!moved && !peer.lost) { // without a working device the connection is worth nothing
-    const auto it = peers_.find(peer.tag);
-    if (it != peers_.end()) lose(it->second, std::move(moved.error()));
-  }
 }
 
 // ---- Return -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// With one item the thread spins briefly, then sleeps on its event. With several it polls them all, so that a long kernel
+// With one item the thread spins for a while, then sleeps on its event. With several it polls them all, so that a long kernel
 // does not hide the end of a short one behind it.
 #include <loan/completion.hpp>
 
@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience{1000}, kMemoryPause{10};
 
-// Sleeps in the driver until the event is complete.
-Result<void> sleep_on(const driver::OwnedEvent& event) {
-  const std::uint64_t spin_until = may_spin() ? now_ns() + kSpinNs : 0;
+// Spins for as long as the last ones suggest, then sleeps in the driver until the event is complete.
+Result<void> sleep_on(const driver::OwnedEvent& event, std::uint64_t spin_ns) {
+  const std::uint64_t spin_until = now_ns() + spin_ns;
   do {
     auto over = event.query();
     if (!over) return forward(std::move(over.error()));
@@ -46,7 +46,7 @@ void Completion::start_missing() noexcept {
   }
 }
 
-void Completion::watch(driver::OwnedEvent event, Report report) { push({std::move(event), std::move(report), {}}); }
+void Completion::watch(std::shared_ptr<const driver::OwnedEvent> event, Report report) { push({std::move(event), std::move(report), {}}); }
 
 void Completion::run(std::function<void()> job) { push({{}, {}, std::move(job)}); }
 
@@ -64,7 +64,7 @@ bool Completion::poll_items(Shared& shared) {
     const std::lock_guard lock(shared.mutex);
     std::deque<Item> rest;
     for (Item& item : shared.items) {
-      Result<bool> over = item.event ? item.event.query() : Result<bool>(true);
+      Result<bool> over = item.event ? item.event->query() : Result<bool>(true);
       if (over && !*over) {
         rest.push_back(std::move(item));
         continue;
@@ -90,6 +90,7 @@ bool Completion::poll() {
 }
 
 void Completion::main(const std::shared_ptr<Shared>& shared) {
+  Patience patience;
   std::unique_lock lock(shared->mutex);
   while (true) {
     shared->changed.wait(lock, [&] { return shared->stopping || !shared->items.empty(); });
@@ -103,11 +104,13 @@ void Completion::main(const std::shared_ptr<Shared>& shared) {
     Item item = std::move(shared->items.front());
     shared->items.pop_front();
     lock.unlock();
+    const std::uint64_t start = now_ns();
     for (bool over = false; !over;) {
       try {
         if (item.job) item.job();
-        else item.report(sleep_on(item.event));
+        else item.report(sleep_on(*item.event, patience.spin_ns()));
         over = true;
+        if (item.event) patience.waited(now_ns() - start);
       } catch (const std::bad_alloc&) { // others wait for what it does: again
         std::this_thread::sleep_for(kMemoryPause);
       }

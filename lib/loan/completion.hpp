@@ -26,7 +26,7 @@ class Completion {
   Completion& operator=(const Completion&) = delete;
 
   // Reports once everything before `event` is complete, or with the driver's error.
-  void watch(driver::OwnedEvent event, Report report);
+  void watch(std::shared_ptr<const driver::OwnedEvent> event, Report report);
   // Runs `job` on the thread; a caller-driven context runs it in the next poll().
   void run(std::function<void()> job);
   // Caller-driven: reports what is complete and runs jobs; true while something still waits. Else: makes the thread, should
@@ -38,7 +38,7 @@ class Completion {
 
  private:
   struct Item {
-    driver::OwnedEvent event; // empty: a job
+    std::shared_ptr<const driver::OwnedEvent> event; // null: a job
     Report report;
     std::function<void()> job;
   };

@@ -50,8 +50,10 @@ Context::~Context() = default;
 // ---- The loop -----------------------------------------------------------------------------------------------------
 
 Result<void> Context::start() {
-  event_fd_ = UniqueFd::take(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event_fd_) return fail_errno("eventfd", errno);
+  if (options_.loop_thread) {
+    event_fd_ = UniqueFd::take(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!event_fd_) return fail_errno("eventfd", errno);
+  }
   const bool ring_allowed = options_.loop_thread && options_.role == GPULOAN_ROLE_EXPORTER;
   const auto make = [this, ring_allowed]() -> Result<void> {
     auto choice = loop::make_engine(ring_allowed ? options_.engine : GPULOAN_ENGINE_EPOLL, ring_allowed);
@@ -110,6 +112,7 @@ void Context::run_once(std::uint64_t limit_ns) {
     const Lock lock(mutex_);
     if (!tasks_.empty() || next_task_ < running_.size() || leaving_) timeout = 0;
     timeout = std::min(timeout, tick_wanted_ns_);
+    if (hot_until_ns_ != 0 && now_ns() < hot_until_ns_) timeout = 0;
     sleeping_ = timeout > kTickMaxNs;
   }
   if (auto waited = engine_->wait(timeout, *this); !waited) {
@@ -200,27 +203,33 @@ Result<void> Context::dispatch(std::uint32_t timeout_ms) {
 
 // ---- Events -------------------------------------------------------------------------------------------------------
 
+namespace {
+
+bool of_turn(const Event& event) noexcept { return event.type == GPULOAN_EVENT_LOAN_READY || event.type == GPULOAN_EVENT_LOAN_DONE; }
+
+} // namespace
+
 void Context::push_event(Event event) {
   if (event.loan && !event.loan->handle.held()) return; // nobody could name it
+  if (of_turn(event) && std::exchange(event.loan->turn_event_queued, true)) return;
   if (event.type == GPULOAN_EVENT_PEER_REFUSED &&
       std::count_if(events_.begin(), events_.end(), [](const Event& other) { return other.type == GPULOAN_EVENT_PEER_REFUSED; }) >= static_cast<std::ptrdiff_t>(kRefusalsMax)) {
     return;
   }
   events_.push_back(std::move(event));
-  const std::uint64_t one = 1;
-  static_cast<void>(::write(event_fd_.get(), &one, sizeof one));
+  signal_events();
   changed_.notify_all();
 }
 
 void Context::forget_events(const Loan& loan) noexcept {
   std::erase_if(events_, [&](const Event& event) { return event.loan.get() == &loan; });
-  quiet_event_fd();
+  signal_events();
 }
 
 void Context::forget_peer(Peer& peer) noexcept {
   peer.closed = true;
   std::erase_if(events_, [&](const Event& event) { return event.peer.get() == &peer && event.loan == nullptr; });
-  quiet_event_fd();
+  signal_events();
 }
 
 std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
@@ -231,14 +240,15 @@ std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
     if (auto loan = drop(event.loan->handle)) last.push_back(std::move(loan));
   }
   std::erase_if(events_, [&](const Event& event) { return event.loan != nullptr && event.loan->peer.get() == &peer; });
-  quiet_event_fd();
+  signal_events();
   return last;
 }
 
-void Context::quiet_event_fd() noexcept {
-  if (!events_.empty()) return;
-  std::uint64_t count = 0;
-  static_cast<void>(::read(event_fd_.get(), &count, sizeof count));
+void Context::signal_events() noexcept {
+  if (!options_.loop_thread || signalled_ == !events_.empty()) return;
+  signalled_ = !events_.empty();
+  std::uint64_t count = 1;
+  static_cast<void>(signalled_ ? ::write(event_fd_.get(), &count, sizeof count) : ::read(event_fd_.get(), &count, sizeof count));
 }
 
 void Context::hold(Handle& handle, std::shared_ptr<void> self) {
@@ -274,15 +284,16 @@ Result<Event> Context::next_event(std::uint32_t timeout_ms) {
   }
   Event event = std::move(events_.front());
   events_.pop_front();
-  quiet_event_fd();
+  if (of_turn(event)) event.loan->turn_event_queued = false;
+  signal_events();
   return event;
 }
 
 void Context::put_back(Event event) {
   const Lock lock(mutex_);
+  if (of_turn(event)) event.loan->turn_event_queued = true;
   events_.push_front(std::move(event));
-  const std::uint64_t one = 1;
-  static_cast<void>(::write(event_fd_.get(), &one, sizeof one));
+  signal_events();
 }
 
 // ---- Peers --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include <base/fork.hpp>
 #include <channel/handshake.hpp>
 #include <driver/handles.hpp>
+#include <loan/patience.hpp>
 #include <loan/peer.hpp>
 #include <loop/engine.hpp>
 
@@ -56,6 +57,8 @@ struct Event {
 inline constexpr std::uint64_t kTickFirstNs = 50'000; // of polling words that a GPU writes
 inline constexpr std::uint64_t kTickMaxNs = 1'000'000;
 inline constexpr std::uint64_t kNever = UINT64_MAX;
+// A quarter more each time: what is polled is seen after at most a quarter more than it took.
+[[nodiscard]] constexpr std::uint64_t next_tick(std::uint64_t ns) noexcept { return std::min(ns + ns / 4, kTickMaxNs); }
 
 class Context : public std::enable_shared_from_this<Context>, protected loop::Handler {
  public:
@@ -90,6 +93,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   // that a GPU writes, which wakes nobody.
   template <typename Done>
   [[nodiscard]] bool wait(Lock& lock, const Deadline& deadline, bool polls, Done done);
+  // The same for a word of the loan's: spins first, and lets the other side know, so that it need not send a record.
+  template <typename AnyLoan, typename Done>
+  [[nodiscard]] bool wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done);
 
   void post(std::function<void()> task); // lock held; the task runs on the loop, without the lock
   void push_event(Event event);          // lock held
@@ -131,7 +137,8 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::unique_ptr<loop::Engine> engine_;                 // the loop's
   std::uint64_t loans_total_ = 0, loans_failed_ = 0, copied_bytes_ = 0;
   std::uint32_t gpu_waits_ = 0;
-  std::uint64_t tick_ns_ = kTickFirstNs; // the present interval; doubles while nothing moves
+  std::uint64_t hot_until_ns_ = 0;       // caller-driven: the loop does not sleep before that, since a completion is near
+  std::uint64_t tick_ns_ = kTickFirstNs; // the present interval; grows while nothing moves
 
  private:
   void on_message(std::uint64_t tag, const loop::Message& message) final;
@@ -147,10 +154,11 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void settle_loss(const std::shared_ptr<Peer>& peer); // lock held
   void take_out_lost();                                // lock held, on the loop
   void no_memory_for(std::uint64_t tag);               // no lock held; what the peer said is lost, so the peer is
-  void quiet_event_fd() noexcept; // lock held
+  void signal_events() noexcept; // lock held; event_fd_ is readable while events wait
   [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
 
-  UniqueFd event_fd_;
+  UniqueFd event_fd_; // with a loop thread
+  bool signalled_ = false;
   int poll_fd_ = -1;
   std::deque<Event> events_;
   std::unordered_map<const Handle*, std::shared_ptr<void>> held_;
@@ -171,18 +179,17 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   const std::uint32_t fork_generation_ = fork_generation();
 };
 
-inline constexpr std::uint64_t kSpinNs = 20'000;
-[[nodiscard]] bool may_spin() noexcept; // more than one CPU
+inline void pause_cpu() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 template <typename Done>
 bool Context::wait(Lock& lock, const Deadline& deadline, bool polls, Done done) {
   if (done()) return true;
-  const std::uint64_t spin_until = polls && may_spin() ? std::min(now_ns() + kSpinNs, deadline.at_ns()) : 0;
-  while (now_ns() < spin_until) {
-    lock.unlock();
-    lock.lock();
-    if (done()) return true;
-  }
   std::uint64_t nap = kTickFirstNs;
   while (!deadline.passed() && !closed_) {
     const std::uint64_t left = deadline.left_ns();
@@ -193,9 +200,34 @@ bool Context::wait(Lock& lock, const Deadline& deadline, bool polls, Done done) 
       turn_loop(lock, pause);
     }
     if (done()) return true;
-    nap = std::min(nap * 2, kTickMaxNs);
+    nap = next_tick(nap);
   }
   return done();
+}
+
+template <typename AnyLoan, typename Done>
+bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done) {
+  if (done()) return true;
+  const std::uint64_t start = now_ns();
+  const std::uint64_t until = std::min(start + loan.patience.spin_ns(), deadline.at_ns());
+  const std::uint32_t slot = loan.slot;
+  const bool watches = loan.id != 0; // else it has no slot yet
+  bool over = false;
+  if (watches && loan.peer->words) loan.peer->words.watch(slot, word, true);
+  while (!over && !closed_ && now_ns() < until) {
+    if (options_.loop_thread) {
+      lock.unlock();
+      for (int pauses = 0; pauses < 8; ++pauses) pause_cpu();
+      lock.lock();
+    } else {
+      turn_loop(lock, 0);
+    }
+    over = done();
+  }
+  if (watches && loan.peer->words) loan.peer->words.watch(slot, word, false); // a lost peer's words are gone
+  if (!over) over = wait(lock, deadline, true, done);                         // looks once more first
+  loan.patience.waited(now_ns() - start);
+  return over;
 }
 
 } // namespace gpuloan::loan

@@ -499,7 +499,7 @@ std::uint64_t Exporter::tick() {
   if (busy) {
     active_until_ns_ = now + kLingerNs;
     const std::uint64_t wait = tick_ns_;
-    tick_ns_ = std::min(tick_ns_ * 2, kTickMaxNs);
+    tick_ns_ = next_tick(tick_ns_);
     return wait;
   }
   tick_ns_ = kTickFirstNs;

@@ -31,6 +31,7 @@ Importer::Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> g
 Importer::~Importer() { close(); }
 
 void Importer::close() noexcept {
+  bool watched = false;
   {
     const Lock lock(mutex_);
     if (closed_) return;
@@ -38,8 +39,9 @@ void Importer::close() noexcept {
     const auto peers = peers_;
     for (const auto& [tag, peer] : peers) lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the importer closed its context"});
     changed_.notify_all();
+    watched = watch_works();
   }
-  const bool quiet = completion_.stop(); // first: they wait, a second at most, for work that uses the memory
+  const bool quiet = completion_.stop() && watched; // first: they wait, a second at most, for work that uses the memory
   bool over = apart_.stop() && quiet;
   over = foreign_.stop() && over;
   stop_loop();
@@ -278,6 +280,7 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
     case Type::Finish:
       if (const auto loan = loan_of(record.cancel.loan)) {
         loan->finish = true;
+        if (loan->state == ImportState::Idle && next_ready(*loan)) begin_turn(*loan, loan->next_turn);
         if (loan->state == ImportState::Idle) end(*loan, trash);
         changed_.notify_all();
       }
@@ -438,6 +441,7 @@ void Importer::on_ready(ImporterPeer& peer, const channel::Turn& turn) {
   const auto it = peer.loans.find(turn.loan);
   if (it == peer.loans.end()) return; // it crossed our ACK
   ImportLoan& loan = *it->second;
+  if (loan.ready_posted && turn.turn <= loan.turn) return; // its word was seen before the record
   if (loan.state == ImportState::Offered && turn.turn == loan.turn) { // turn 1, posted after EXPORT
     loan.ready_posted = true;
     loan.step_ns[GPULOAN_STEP_READY] = turn.at_ns;
@@ -475,6 +479,7 @@ std::uint64_t Importer::tick() {
     pump(peer);
     Trash trash;
     settle_cancelled(peer, trash);
+    busy |= settle_works(peer, trash);
     dispose(std::move(trash));
     busy |= (peer.from_exporter && peer.from_exporter->busy()) || (peer.to_exporter && peer.to_exporter->busy());
     for (const auto& [id, loan] : peer.loans) {
@@ -498,7 +503,7 @@ std::uint64_t Importer::tick() {
     return kNever;
   }
   const std::uint64_t wait = tick_ns_;
-  tick_ns_ = std::min(tick_ns_ * 2, kTickMaxNs);
+  tick_ns_ = next_tick(tick_ns_);
   return wait;
 }
 

@@ -3,7 +3,8 @@
 // Importer: the borrowing side. It maps the exporter's chunks, counts its holds on them, and lets go in order.
 //
 //   importer.cpp  the connection and what the exporter sends
-//   borrow.cpp    a loan's turns: acquire, done, return, and the end
+//   borrow.cpp    a loan's turns: acquire, return, and the end
+//   work.cpp      the caller's work of a turn: done, and until it is over
 //   imports.cpp   memory that came, and its mappings
 //   answer.cpp    requests, and the answer to a canary
 #pragma once
@@ -116,6 +117,9 @@ class ImportLoan : public Loan {
   bool cancelled = false;
   bool posting = false;   // a caller is in done(), without the lock
   bool gpu_wait = false;  // a stream waits for READY on the device
+  std::shared_ptr<driver::OwnedEvent> behind; // behind the caller's work of the turn that was done, until that is over
+  bool behind_watched = false;                // the completion thread sleeps on it
+  std::uint64_t behind_ns = 0;                // since when
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
   std::vector<cuda::Stream> streams; // named by used_on
   bool unmapping = false; // its end is under way
@@ -212,9 +216,9 @@ class Importer : public Context {
 
   // borrow.cpp; lock held unless said
   [[nodiscard]] Result<bool> turn_passed(ImportLoan& loan);
+  [[nodiscard]] bool next_ready(ImportLoan& loan);
   [[nodiscard]] Result<void> import_memory(Lock& lock, const std::shared_ptr<ImportLoan>& loan); // drops the lock meanwhile
   [[nodiscard]] Result<void> acquirable(const ImportLoan& loan) const;
-  [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
   void begin_turn(ImportLoan& loan, std::uint32_t turn);
   void complete(ImportLoan& loan, Trash& trash);
   void end(ImportLoan& loan, Trash& trash);
@@ -224,14 +228,24 @@ class Importer : public Context {
   void release_wait(ImportLoan& loan);
   void store_release(ImportLoan& loan);
   void settle_cancelled(ImporterPeer& peer, Trash& trash);
-  void on_complete(const std::shared_ptr<ImportLoan>& loan, Result<void> result); // no lock
-  void sync_then_complete(const std::shared_ptr<ImportLoan>& loan);              // no lock; waits for all work of the context
+  void sync_then_complete(const std::shared_ptr<ImportLoan>& loan); // no lock; waits for all work of the context
   void dispose(Trash trash);
+
+  // work.cpp; lock held unless said
+  [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
+  void look_at_work(ImportLoan& loan, Trash& trash);
+  void watch_work(const std::shared_ptr<ImportLoan>& loan);
+  [[nodiscard]] bool watch_works() noexcept; // all; false: no memory
+  [[nodiscard]] bool settle_works(ImporterPeer& peer, Trash& trash); // true: some go on
+  void on_complete(ImportLoan& loan, Result<void> result, Trash& trash);
+
+  // answer.cpp
   void answer_canary(const std::shared_ptr<ImportLoan>& loan); // no lock
   [[nodiscard]] Result<void> work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view);
 
   const channel::BootId boot_;
   std::vector<std::shared_ptr<ImporterPeer>> remembered_; // every peer whose loans or copies are not over
+  Patience work_patience_; // caller-driven: with the completion of our own work
   Completion completion_;
   Completion apart_; // waits for all work of the context: what it waits for must not hold up the other loans
   Completion foreign_{true}; // takes pieces, and closes foreign memory, which waits for all work of the context; then the ACK

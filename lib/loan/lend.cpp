@@ -493,7 +493,7 @@ Result<void> Exporter::reclaim(const std::shared_ptr<ExportLoan>& loan, std::uin
 
 Result<void> Exporter::wait_done(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
   Lock lock(mutex_);
-  const bool over = wait(lock, Deadline::after_ms(timeout_ms), true, [&] {
+  const bool over = wait_turn(lock, Deadline::after_ms(timeout_ms), *loan, gate::Word::Done, [&] {
     advance(*loan);
     return loan->outcome != GPULOAN_OK || loan->ended || loan->state == ExportState::Home;
   });

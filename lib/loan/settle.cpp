@@ -237,6 +237,9 @@ void Exporter::pump(ExporterPeer& peer) {
 
 void Exporter::announce_ready(ExportLoan& loan) {
   loan.mark(GPULOAN_STEP_READY);
+  const gate::Words& words = loan.peer->words;
+  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Ready) == loan.word();
+  if (stored && words.watched(loan.slot, gate::Word::Ready)) return; // it sees it without a record
   channel::Record record = channel::make_record(channel::Type::Ready);
   record.turn.loan = loan.id;
   record.turn.slot = loan.slot;

@@ -25,6 +25,8 @@ void add_options(Parser& parser, BenchOptions& options) {
     if (options.sizes.back() == 0 || options.sizes.back() % 4 != 0) throw Failure(ExitUsage, "is not a multiple of 4 above 0: '" + text + "'");
   });
   parser.flag("quick", "fewer repetitions: under 30 seconds", options.quick);
+  parser.value("loop", "WHOSE", "of both contexts: thread (default), or caller",
+               [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
   options.loans.add_to(parser);
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 struct WorkerOptions {
   CommonOptions common;
+  LoanOptions loans;
   int fd = -1;
 };
 
@@ -19,7 +20,7 @@ class Worker {
       : options_(options),
         deadline_(options.common.timeout_ms),
         channel_(Fd(options.fd), options.common.timeout_ms),
-        session_(open_session(options.common, {}, GPULOAN_ROLE_IMPORTER)),
+        session_(open_session(options.common, options.loans, GPULOAN_ROLE_IMPORTER)),
         cuda_(session_.driver, options.common.device),
         calls_(session_.driver) {}
 
@@ -108,6 +109,7 @@ class Worker {
       Loan loan = offered();
       fill(loan.acquire(deadline_.left()), ++value_);
       loan.done(cuda_.stream());
+      if (turn + 1 == message.count) loan.wait_end(deadline_.left());
     }
     return value_;
   }
@@ -145,6 +147,7 @@ int bench_worker(Arguments arguments) {
   Parser parser("bench-worker --fd N [OPTION]...", "Started by gpuloan bench; not for people.");
   options.common.add_to(parser);
   parser.value("fd", "N", "the inherited end", [&](const std::string& text) { options.fd = static_cast<int>(parse_number(text, 0, INT32_MAX)); });
+  parser.value("loop", "WHOSE", "thread or caller", [&](const std::string& text) { options.loans.loop = parse_choice(text, bench::BenchOptions::kLoops); });
   if (!parser.parse(arguments)) return ExitOk;
   if (options.fd < 0) throw Failure(ExitUsage, "this subcommand is started by 'gpuloan bench'; run that instead");
   bench::Worker(options).run();

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+//
+// The caller's work of a turn at the importer: done() posts DONE behind it, and then somebody looks until it is over: the caller
+// itself while turns are short, else the completion thread, or the ring that carries the bytes home.
+#include <loan/importer.hpp>
+
+#include <base/log.hpp>
+
+#include <new>
+
+namespace gpuloan::loan {
+namespace {
+
+constexpr std::uint64_t kHandOverNs = 100'000;
+
+} // namespace
+
+// ---- Done ---------------------------------------------------------------------------------------------------------
+
+// Enqueues DONE behind the work in `stream`. true: it has passed already; else `behind` is recorded behind the work, or
+// the ring carries on.
+Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind) {
+  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
+  if (!gpu_) {
+    loan->peer->words.store(loan->slot, gate::Word::Done, loan->word());
+    return true;
+  }
+  driver::Gpu::Scope scope(*gpu_);
+  GPULOAN_TRY(scope.ok());
+  if (gate::is_cpu(stream) && !loan->streams.empty()) stream = loan->streams.front();
+  if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
+  if (loan->gate == GPULOAN_GATE_MEMOP) {
+    const std::lock_guard serial(loan->peer->words_mutex);
+    GPULOAN_TRY(loan->peer->words.register_with(gpu_));
+  }
+  if (ring) {
+    const cuda::Stream streams[] = {stream};
+    const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
+    GPULOAN_TRY(gate::join(gpu_, through, streams));
+    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
+    if (!event) return forward(std::move(event.error()));
+    GPULOAN_TRY(event->record(through));
+    behind = std::move(*event);
+    return false;
+  }
+  auto posted = gate::post(gpu_, stream, loan->done_post());
+  if (!posted) return forward(std::move(posted.error()));
+  if (*posted == gate::Posted::Now) return true;
+  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
+  Result<void> recorded = event ? event->record(stream) : Result<void>(forward(std::move(event.error())));
+  if (recorded) {
+    behind = std::move(*event);
+    return false;
+  }
+  // DONE is posted, the exporter may have seen it: the turn cannot go back to the caller, so what has no event is waited for here.
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream));
+  return true;
+}
+
+Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+  if (gpu_ && !gate::is_cpu(stream)) {
+    driver::Gpu::Scope scope(*gpu_);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
+  }
+  auto behind = std::make_shared<driver::OwnedEvent>(); // now: nothing may fail for want of it once DONE is posted
+  {
+    const Lock lock(mutex_);
+    if (loan->state != ImportState::Held || loan->posting) {
+      if (loan->outcome != GPULOAN_OK) return loan->outcome_result();
+      return fail(GPULOAN_ERR_STATE, std::string("no turn of the loan is acquired, it is ") + name(loan->state));
+    }
+    loan->posting = true;
+  }
+  Result<bool> posted = false;
+  try {
+    posted = post_done(loan, stream, *behind);
+  } catch (const std::bad_alloc&) {
+    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+  }
+  Trash trash;
+  Lock lock(mutex_);
+  loan->posting = false;
+  if (!posted) { // the turn is still the caller's: done can be tried again, or the loan returned
+    return forward(std::move(posted.error()));
+  }
+  const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
+  loan->state = step(loan->state, ImportEvent::Done).next;
+  if (loan->cancelled || (loan->finish && !next_ready(*loan))) loan->state = step(loan->state, ImportEvent::Return).next;
+  if (*posted) {
+    loan->mark(GPULOAN_STEP_DONE);
+    loan->turns_done = loan->turn;
+    complete(*loan, trash);
+  } else if (ring) {
+    ImporterPeer& peer = loan->importer_peer();
+    loan->work = std::move(*behind);
+    if (!loan->cancelled) peer.to_exporter->start(loan->id, loan->turn, loan->pointer, loan->bytes);
+    pump(peer);
+    request_tick();
+  } else {
+    if (loan->gate == GPULOAN_GATE_EVENT) send_done(*loan, 0); // RECORDED: the exporter may query from now on
+    loan->behind = std::move(behind);
+    loan->behind_watched = false;
+    loan->behind_ns = now_ns();
+    if (!options_.loop_thread) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
+    if (loan->state != ImportState::Finishing || !loan->keep_open) watch_work(loan);
+    request_tick();
+  }
+  const Result<void> outcome = loan->outcome_result();
+  lock.unlock();
+  return outcome;
+}
+
+void Importer::pump(ImporterPeer& peer) {
+  memory::RingSource::Progress source;
+  memory::RingSink::Progress sink;
+  Trash trash;
+  Result<void> moved = peer.to_exporter && peer.to_exporter->busy() ? peer.to_exporter->pump(source) : Result<void>();
+  if (moved && peer.from_exporter && peer.from_exporter->busy()) moved = peer.from_exporter->pump(sink);
+  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
+  const auto loan_of = [&peer](const memory::Piece& piece) -> std::shared_ptr<ImportLoan> {
+    const auto it = peer.loans.find(piece.loan);
+    return it == peer.loans.end() ? nullptr : it->second;
+  };
+  for (const memory::Piece& piece : source.filled) {
+    channel::Record record = channel::make_record(channel::Type::RingFilled);
+    record.ring_filled = {piece.loan, piece.offset, piece.bytes, piece.turn, piece.slot, {}};
+    send(peer, record);
+  }
+  for (const memory::Piece& piece : source.enqueued) {
+    const auto loan = loan_of(piece);
+    if (!loan || loan->gate == GPULOAN_GATE_HOST) continue;
+    if (auto posted = gate::post(gpu_, peer.to_exporter->ring().stream(), loan->done_post()); !posted) {
+      moved = forward(std::move(posted.error()));
+    } else if (loan->gate == GPULOAN_GATE_EVENT) {
+      send_done(*loan, 0);
+    }
+  }
+  for (const memory::Piece& piece : source.complete) {
+    const auto loan = loan_of(piece);
+    if (!loan) continue;
+    if (loan->gate == GPULOAN_GATE_HOST) peer.words.store(loan->slot, gate::Word::Done, loan->word());
+    loan->mark(GPULOAN_STEP_DONE);
+    loan->turns_done = loan->turn;
+    complete(*loan, trash);
+  }
+  for (const std::uint32_t slot : sink.drained) {
+    channel::Record record = channel::make_record(channel::Type::RingDrained);
+    record.ring_drained.slot = slot;
+    send(peer, record);
+  }
+  std::erase_if(peer.limbo, [&](auto& entry) {
+    if (peer.from_exporter && peer.from_exporter->in_flight(entry.first)) return false;
+    trash.push_back(std::move(entry.second));
+    return true;
+  });
+  if (!sink.landed.empty()) changed_.notify_all();
+  dispose(std::move(trash));
+  if (!moved && !peer.lost) { // without a working device the connection is worth nothing
+    const auto it = peers_.find(peer.tag);
+    if (it != peers_.end()) lose(it->second, std::move(moved.error()));
+  }
+}
+
+// ---- Until it is over ---------------------------------------------------------------------------------------------
+
+void Importer::on_complete(ImportLoan& loan, Result<void> result, Trash& trash) {
+  loan.mark(GPULOAN_STEP_DONE);
+  work_patience_.waited(loan.step_ns[GPULOAN_STEP_DONE] - loan.behind_ns);
+  hot_until_ns_ = 0;
+  if (result) {
+    if (loan.state == ImportState::Finishing || loan.state == ImportState::Letting) loan.turns_done = loan.turn;
+  } else {
+    loan.set_outcome(result.error().status, "the work on the loan failed: " + result.error().text);
+    if (loan.state == ImportState::Finishing) loan.state = ImportState::Letting;
+  }
+  complete(loan, trash);
+}
+
+void Importer::look_at_work(ImportLoan& loan, Trash& trash) {
+  if (!loan.behind) return;
+  auto over = loan.behind->query();
+  if (over && !*over) return;
+  loan.behind.reset();
+  on_complete(loan, over ? Result<void>() : Result<void>(forward(std::move(over.error()))), trash);
+}
+
+void Importer::watch_work(const std::shared_ptr<ImportLoan>& loan) {
+  completion_.watch(loan->behind, [self = std::static_pointer_cast<Importer>(shared_from_this()), loan, event = loan->behind](Result<void> result) {
+    Trash trash;
+    const Lock lock(self->mutex_);
+    if (loan->behind != event) return; // a caller who spins saw it first
+    loan->behind.reset();
+    self->on_complete(*loan, std::move(result), trash);
+  });
+  loan->behind_watched = true;
+}
+
+bool Importer::watch_works() noexcept {
+  try {
+    for (const auto& peer : remembered_) {
+      for (const auto& [id, loan] : peer->loans) {
+        if (loan->behind && !loan->behind_watched) watch_work(loan);
+      }
+    }
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+// While turns follow each other closely the caller is back in acquire() and looks at its work itself; waking a thread for it
+// would take longer than such a turn. What goes on for longer is handed to that thread.
+bool Importer::settle_works(ImporterPeer& peer, Trash& trash) {
+  std::vector<std::shared_ptr<ImportLoan>> works;
+  for (const auto& [id, loan] : peer.loans) {
+    if (loan->behind && !loan->behind_watched) works.push_back(loan);
+  }
+  bool busy = false;
+  for (const auto& loan : works) {
+    look_at_work(*loan, trash);
+    if (!loan->behind) continue;
+    if (now_ns() - loan->behind_ns < kHandOverNs) busy = true;
+    else watch_work(loan);
+  }
+  return busy;
+}
+
+} // namespace gpuloan::loan
