@@ -100,6 +100,7 @@ enum DeviceAttribute : int {
   AttrMpsEnabled = 133,
 };
 
+enum ComputeMode : int { ModeDefault = 0, ModeProhibited = 2, ModeExclusiveProcess = 3 };
 enum StreamFlags : unsigned { StreamDefault = 0, StreamNonBlocking = 1 };
 enum EventFlags : unsigned { EventDefault = 0, EventBlockingSync = 1, EventDisableTiming = 2, EventInterprocess = 4 };
 enum WaitValueFlags : unsigned { WaitGeq = 0, WaitEq = 1 };

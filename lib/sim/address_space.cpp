@@ -86,6 +86,9 @@ CuResult AddressSpace::set_access(DevicePtr start, std::size_t bytes, int physic
   const std::lock_guard lock(mutex_);
   const auto ranges = exactly(start, bytes);
   if (ranges.empty()) return InvalidValue;
+  for (const auto& range : ranges) {
+    if (access != AccessNone && !config().reaches(physical, range->physical)) return InvalidDevice;
+  }
   for (const auto& range : ranges) range->access[static_cast<std::size_t>(physical)] = access;
   return Success;
 }

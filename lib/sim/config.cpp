@@ -45,6 +45,9 @@ class Parser {
     config_.lag_ns = lag_us * 1000;
     number("GPULOAN_SIM_VERSION", config_.version, 1000, 99'999);
     number("GPULOAN_SIM_MPS", config_.mps, 0, 1);
+    parse_slices();
+    parse_compute_mode();
+    parse_peers();
     CuResult code = Success;
     parse_visible();
     if (number("GPULOAN_SIM_INIT_RESULT", code, 0, 999)) config_.init_result = code;
@@ -76,6 +79,56 @@ class Parser {
     const char* path = std::getenv("GPULOAN_SIM_STATE");
     config_.state_path =
         path != nullptr && *path != '\0' ? std::string(path) : "/dev/shm/gpuloan-sim-" + std::to_string(::geteuid());
+  }
+
+  // Each GPU in MIG mode: its slices are the devices of the machine, and share its memory evenly.
+  void parse_slices() {
+    if (!number("GPULOAN_SIM_MIG", config_.slices, 1, 7)) return;
+    if (config_.devices * config_.slices > kMaxDevices) {
+      reject("GPULOAN_SIM_MIG", std::getenv("GPULOAN_SIM_MIG"), "a number of slices that leaves the machine at most 8 devices");
+      return;
+    }
+    config_.devices *= config_.slices;
+    config_.memory_bytes = config_.memory_bytes / static_cast<unsigned>(config_.slices) >> 21 << 21;
+  }
+
+  void parse_compute_mode() {
+    const char* text = std::getenv("GPULOAN_SIM_COMPUTE_MODE");
+    if (text == nullptr || *text == '\0') return;
+    constexpr std::pair<std::string_view, int> kModes[] = {
+        {"default", ModeDefault}, {"prohibited", ModeProhibited}, {"exclusive", ModeExclusiveProcess}};
+    for (const auto& [name, mode] : kModes) {
+      if (text == name) {
+        config_.compute_mode = mode;
+        return;
+      }
+    }
+    reject("GPULOAN_SIM_COMPUTE_MODE", text, "default, prohibited or exclusive");
+  }
+
+  // "all", "none", or pairs: 0-1 (each reaches the other's memory), 0>1 (0 reaches that of 1). Slices never reach others.
+  void parse_peers() {
+    const char* text = std::getenv("GPULOAN_SIM_PEERS");
+    const std::string_view wish = text != nullptr && *text != '\0' ? text : "all";
+    if (wish == "all") {
+      if (config_.slices == 0) config_.peers.fill(~0U);
+      return;
+    }
+    if (wish == "none") return;
+    for (const std::string_view part : split(wish, ',')) {
+      const std::size_t mark = part.find_first_of("->");
+      int from = 0;
+      int to = 0;
+      const bool good = mark != std::string_view::npos && parse_number(part.substr(0, mark), from) &&
+                        parse_number(part.substr(mark + 1), to) && from >= 0 && to >= 0 && from < config_.devices &&
+                        to < config_.devices && config_.slices == 0;
+      if (!good) {
+        reject("GPULOAN_SIM_PEERS", part, "all, none, or a pair of whole devices as 0-1 or 0>1");
+        return;
+      }
+      config_.peers[static_cast<std::size_t>(from)] |= 1U << to;
+      if (part[mark] == '-') config_.peers[static_cast<std::size_t>(to)] |= 1U << from;
+    }
   }
 
   void parse_without() {
@@ -131,17 +184,18 @@ class Parser {
   }
 
   // As the real driver: all ordinals or all UUIDs (a unique prefix will do), as the first entry says; what follows the
-  // first bad one is not visible; and naming a device twice is an error of cuInit.
+  // first bad one is not visible; and naming a device twice is an error of cuInit. Of slices a process sees one: the first
+  // that is named, or that there is.
   void parse_visible() {
     const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
     if (text == nullptr) {
-      for (int ordinal = 0; ordinal < config_.devices; ++ordinal) config_.visible.push_back(ordinal);
+      for (int ordinal = 0; ordinal < seen_at_once(); ++ordinal) config_.visible.push_back(ordinal);
       return;
     }
-    const bool by_uuid = std::string_view(text).starts_with("GPU-");
+    const bool by_uuid = is_uuid(text);
     for (const std::string_view part : split(text, ',')) {
-      const int ordinal = part.starts_with("GPU-") == by_uuid ? find_device(part) : -1;
-      if (ordinal < 0) return;
+      const int ordinal = is_uuid(part) == by_uuid ? find_device(part) : -1;
+      if (ordinal < 0 || static_cast<int>(config_.visible.size()) == seen_at_once()) return;
       if (std::find(config_.visible.begin(), config_.visible.end(), ordinal) != config_.visible.end()) {
         config_.init_result = InvalidDevice;
         return;
@@ -150,13 +204,19 @@ class Parser {
     }
   }
 
+  [[nodiscard]] static bool is_uuid(std::string_view text) { return text.starts_with("GPU-") || text.starts_with("MIG-"); }
+  [[nodiscard]] int seen_at_once() const { return config_.slices != 0 ? std::min(config_.devices, 1) : config_.devices; }
+
   [[nodiscard]] int find_device(std::string_view part) const {
     int ordinal = -1;
-    if (parse_number(part, ordinal)) return ordinal >= 0 && ordinal < config_.devices ? ordinal : -1;
-    if (!part.starts_with("GPU-")) return -1;
+    if (parse_number(part, ordinal)) { // of the GPU: its first slice
+      ordinal *= std::max(config_.slices, 1);
+      return ordinal >= 0 && ordinal < config_.devices ? ordinal : -1;
+    }
+    if (!is_uuid(part)) return -1;
     int found = -1;
     for (int candidate = 0; candidate < config_.devices; ++candidate) {
-      if (!uuid_text(device_uuid(candidate)).starts_with(part)) continue;
+      if (!uuid_text(device_uuid(candidate), config_.slices != 0).starts_with(part)) continue;
       if (found >= 0) return -1;
       found = candidate;
     }

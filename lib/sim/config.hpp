@@ -6,6 +6,7 @@
 
 #include <sim/rows.hpp>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,11 +25,14 @@ struct FaultRule {
 
 struct Config {
   std::string state_path;
-  int devices = 1;
+  int devices = 1; // slices, where the GPUs are divided
+  int slices = 0;  // of each GPU; 0: not in MIG mode
   std::uint64_t memory_bytes = std::uint64_t{143360} << 20;
   std::uint64_t lag_ns = 200'000;
   int version = 13000;
   int mps = 0;
+  int compute_mode = ModeDefault;
+  std::array<unsigned, kMaxDevices> peers{}; // bit m of the n-th: device n reaches memory of device m; physical ordinals
   std::optional<CuResult> init_result;
   unsigned without = 0; // one bit per Group
   std::vector<Row> hidden; // what cuGetProcAddress denies
@@ -36,6 +40,7 @@ struct Config {
   std::vector<int> visible; // physical ordinals in the order that CUDA_VISIBLE_DEVICES gives them
   bool valid = true;
 
+  [[nodiscard]] bool reaches(int from, int to) const noexcept { return from == to || (peers[static_cast<std::size_t>(from)] >> to & 1U) != 0; }
   [[nodiscard]] bool has(Group group) const noexcept { return (without & (1U << static_cast<unsigned>(group))) == 0; }
 };
 

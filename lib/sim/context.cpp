@@ -5,11 +5,13 @@
 // find their current context.
 #include <sim/address_space.hpp>
 #include <sim/api.hpp>
+#include <sim/config.hpp>
 #include <sim/context.hpp>
 #include <sim/device.hpp>
 #include <sim/event.hpp>
 #include <sim/pool.hpp>
 #include <sim/process.hpp>
+#include <sim/state_file.hpp>
 #include <sim/stream.hpp>
 
 #include <algorithm>
@@ -72,6 +74,24 @@ Primary& primary(Device device) {
   return instance[device];
 }
 
+// Each context holds its device, which in exclusive-process mode one process may. Under MPS that one is the server.
+CuResult occupy(Device device) {
+  const int mode = config().compute_mode;
+  const off_t byte = StateFile::context_byte(physical_device(device));
+  StateFile& file = StateFile::get();
+  const StateFile::Guard guard(file);
+  if (mode == ModeProhibited) return DeviceUnavailable;
+  if (mode == ModeExclusiveProcess && config().mps == 0 && file.held_by_others(byte)) return DeviceUnavailable;
+  file.hold(byte);
+  return Success;
+}
+
+void vacate(const ContextState& context) {
+  StateFile& file = StateFile::get();
+  const StateFile::Guard guard(file);
+  file.drop(StateFile::context_byte(context.physical));
+}
+
 ContextRef create_context(Device device, std::uint64_t handle) {
   auto context = std::make_shared<ContextState>(device, handle);
   {
@@ -100,6 +120,7 @@ void destroy_context(const ContextRef& context) {
   forget_streams(*context);
   forget_events(*context);
   AddressSpace::get().forget_context(context->handle);
+  vacate(*context);
 }
 
 } // namespace
@@ -162,7 +183,10 @@ CuResult cuDevicePrimaryCtxRetain(Context* context, Device device) {
   Primary& mine = primary(device);
   const std::lock_guard lock(mine.mutex);
   if (mine.handle == 0) mine.handle = table().reserve();
-  if (!mine.context) mine.context = create_context(device, mine.handle);
+  if (!mine.context) {
+    if (const CuResult result = occupy(device)) return result;
+    mine.context = create_context(device, mine.handle);
+  }
   ++mine.count;
   *context = to_handle<Context>(mine.handle);
   return Success;
@@ -180,6 +204,7 @@ CuResult cuDevicePrimaryCtxRelease(Device device) {
 CuResult cuCtxCreate(Context* context, unsigned, Device device) {
   if (context == nullptr) return InvalidValue;
   if (!is_device(device)) return InvalidDevice;
+  if (const CuResult result = occupy(device)) return result;
   const ContextRef made = create_context(device, table().reserve());
   this_thread().stack.push_back({made->handle, device});
   *context = to_handle<Context>(made->handle);

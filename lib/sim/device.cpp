@@ -19,8 +19,8 @@ Uuid device_uuid(int physical) noexcept {
   return uuid;
 }
 
-std::string uuid_text(const Uuid& uuid) {
-  std::string text = "GPU-";
+std::string uuid_text(const Uuid& uuid, bool slice) {
+  std::string text = slice ? "MIG-" : "GPU-";
   for (int index = 0; index < 16; ++index) {
     char digits[3];
     std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(uuid.bytes[index]));
@@ -47,6 +47,7 @@ namespace {
 int attribute_value(int attribute) {
   switch (attribute) {
     case AttrUnifiedAddressing: return 1;
+    case AttrComputeMode: return config().compute_mode;
     case AttrComputeCapabilityMajor: return 9;
     case AttrComputeCapabilityMinor: return 0;
     case AttrHostPointerForRegistered:
@@ -82,7 +83,13 @@ CuResult cuDeviceGet(Device* device, int ordinal) {
 CuResult cuDeviceGetName(char* name, int length, Device device) {
   if (name == nullptr || length <= 0) return InvalidValue;
   if (!is_device(device)) return InvalidDevice;
-  std::snprintf(name, static_cast<std::size_t>(length), "gpuloan simulated device %d", physical_device(device));
+  const int physical = physical_device(device);
+  const int slices = config().slices;
+  if (slices == 0) {
+    std::snprintf(name, static_cast<std::size_t>(length), "gpuloan simulated device %d", physical);
+  } else {
+    std::snprintf(name, static_cast<std::size_t>(length), "gpuloan simulated device %d MIG %d/%d", physical / slices, physical % slices + 1, slices);
+  }
   return Success;
 }
 
@@ -105,6 +112,14 @@ CuResult cuDeviceTotalMem(std::size_t* bytes, Device device) {
   if (bytes == nullptr) return InvalidValue;
   if (!is_device(device)) return InvalidDevice;
   *bytes = config().memory_bytes;
+  return Success;
+}
+
+// A device is no peer of itself.
+CuResult cuDeviceCanAccessPeer(int* can, Device device, Device peer) {
+  if (can == nullptr) return InvalidValue;
+  if (!is_device(device) || !is_device(peer)) return InvalidDevice;
+  *can = device != peer && config().reaches(physical_device(device), physical_device(peer)) ? 1 : 0;
   return Success;
 }
 

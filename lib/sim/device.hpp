@@ -12,8 +12,8 @@ namespace gpuloan::sim {
 
 // Physical ordinal to UUID: the same in every process and on every machine.
 [[nodiscard]] Uuid device_uuid(int physical) noexcept;
-// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-[[nodiscard]] std::string uuid_text(const Uuid& uuid);
+// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..." of a slice
+[[nodiscard]] std::string uuid_text(const Uuid& uuid, bool slice);
 
 [[nodiscard]] bool is_device(Device device);
 [[nodiscard]] int physical_device(Device device); // of a valid device

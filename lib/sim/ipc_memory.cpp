@@ -5,6 +5,7 @@
 // the same address, even once the exporter has freed the memory; closing waits for the context's work, like cuMemFree.
 #include <sim/address_space.hpp>
 #include <sim/api.hpp>
+#include <sim/config.hpp>
 #include <sim/context.hpp>
 #include <sim/device.hpp>
 #include <sim/named_file.hpp>
@@ -42,11 +43,14 @@ CuResult open(const HandleBytes& wanted, DevicePtr& out) {
   if (const CuResult result = Chunk::import(fd.get(), range.chunk))
     return result == Unknown ? static_cast<CuResult>(InvalidValue) : result;
   if (wanted.bytes == 0 || wanted.bytes > range.chunk->size()) return InvalidValue;
-  if (visible_device(range.chunk->physical()) < 0) return InvalidDevice;
+  const int physical = range.chunk->physical();
+  if (visible_device(physical) < 0) return InvalidDevice;
+  if (!config().reaches(context->physical, physical)) return PeerAccessUnsupported;
   range.kind = RangeKind::Opened;
   range.size = wanted.bytes;
   range.context = context->handle;
-  range.access.fill(AccessReadWrite);
+  range.access[static_cast<std::size_t>(physical)] = AccessReadWrite;
+  range.access[static_cast<std::size_t>(context->physical)] = AccessReadWrite; // opening enables it
   return space.allocate(std::move(range), out);
 }
 

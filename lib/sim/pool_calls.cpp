@@ -22,6 +22,7 @@ CuResult check_props(const PoolProps* props) {
 CuResult check_access(const PoolState& pool, const AccessDesc& wish) {
   if (wish.location.type != LocationDevice) return InvalidValue;
   if (!is_device(wish.location.id)) return InvalidDevice;
+  if (wish.flags != AccessNone && !config().reaches(physical_device(wish.location.id), pool.physical)) return InvalidDevice;
   if (wish.flags == AccessRead) return NotSupported;
   if (wish.flags == AccessReadWrite) return Success;
   const bool at_home = physical_device(wish.location.id) == pool.physical;

@@ -115,4 +115,6 @@ bool StateFile::held(off_t byte) const noexcept {
   return counts_.contains(byte) || locked_by_others(fd_.get(), byte, 1);
 }
 
+bool StateFile::held_by_others(off_t byte) const noexcept { return locked_by_others(fd_.get(), byte, 1); }
+
 } // namespace gpuloan::sim

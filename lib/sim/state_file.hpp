@@ -84,10 +84,12 @@ class StateFile {
   void hold(off_t byte);
   void drop(off_t byte) noexcept;
   [[nodiscard]] bool held(off_t byte) const noexcept; // by anyone
+  [[nodiscard]] bool held_by_others(off_t byte) const noexcept;
 
   [[nodiscard]] static off_t allocation_byte(std::uint32_t id) noexcept { return (off_t{1} << 40) + id; }
   [[nodiscard]] static off_t event_byte(std::uint32_t slot) noexcept { return (off_t{1} << 41) + slot; }
   [[nodiscard]] static off_t event_creator_byte(std::uint32_t slot) noexcept { return (off_t{1} << 42) + slot; }
+  [[nodiscard]] static off_t context_byte(int physical) noexcept { return (off_t{3} << 41) + physical; }
 
  private:
   StateFile(Fd fd, FileIdentity identity, StateLayout* layout) noexcept

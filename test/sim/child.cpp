@@ -57,6 +57,7 @@ Machine::Machine() {
   for (const char* variable :
        {"GPULOAN_SIM_DEVICES", "GPULOAN_SIM_MEMORY_MIB", "GPULOAN_SIM_LAG_US", "GPULOAN_SIM_FAIL",
         "GPULOAN_SIM_WITHOUT", "GPULOAN_SIM_INIT_RESULT", "GPULOAN_SIM_VERSION", "GPULOAN_SIM_MPS",
+        "GPULOAN_SIM_MIG", "GPULOAN_SIM_PEERS", "GPULOAN_SIM_COMPUTE_MODE",
         "CUDA_VISIBLE_DEVICES"}) {
     ::unsetenv(variable);
   }

@@ -100,6 +100,146 @@ TEST_CASE("CUDA_VISIBLE_DEVICES reorders and hides devices, by ordinal and by UU
   names("GPU-9770756c-6f61-6e00-7369-6d0000000004,GPU-6770", {"3", "0"});
 }
 
+// G7
+TEST_CASE("slices of GPUs in MIG mode") {
+  Machine machine;
+  machine.set("GPULOAN_SIM_DEVICES", "2").set("GPULOAN_SIM_MIG", "3").set("GPULOAN_SIM_MEMORY_MIB", "300");
+  const auto seen = [&](const char* visible, const char* name, CuResult result = Success) {
+    machine.set("CUDA_VISIBLE_DEVICES", visible);
+    CAPTURE(visible);
+    in_child([&] {
+      REQUIRE(driver().cuInit(0) == result);
+      if (result != Success) return;
+      CHECK(uuids().size() == 1); // never more than one
+      CHECK(name_of(0) == name);
+      std::size_t bytes = 0;
+      CHECK(driver().cuDeviceTotalMem(&bytes, 0) == Success);
+      CHECK(bytes == 100 * kMiB);
+    });
+  };
+  seen("0", "gpuloan simulated device 0 MIG 1/3");
+  seen("1", "gpuloan simulated device 1 MIG 1/3");
+  seen("MIG-8770756c-6f61-6e00-7369-6d0000000003", "gpuloan simulated device 0 MIG 3/3");
+  seen("MIG-a770,MIG-8770", "gpuloan simulated device 1 MIG 2/3");
+  seen("GPU-8770", "", NoDevice);
+  in_child([] {
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    REQUIRE(driver().cuInit(0) == Success);
+    CHECK(name_of(0) == "gpuloan simulated device 0 MIG 1/3");
+  });
+  in_child([] { CHECK(init_with("GPULOAN_SIM_MIG", "5") == InvalidValue); }); // of two: more than 8
+}
+
+// G11
+TEST_CASE("compute modes") {
+  Machine machine;
+  machine.set("GPULOAN_SIM_DEVICES", "2").set("GPULOAN_SIM_COMPUTE_MODE", "exclusive");
+  const auto retain = [](Device device) {
+    Context context = nullptr;
+    return driver().cuDevicePrimaryCtxRetain(&context, device);
+  };
+  Link link;
+  Child first([&] {
+    REQUIRE(driver().cuInit(0) == Success);
+    CHECK(attribute(AttrComputeMode) == ModeExclusiveProcess);
+    CHECK(retain(0) == Success);
+    Context second = nullptr;
+    CHECK(driver().cuCtxCreate(&second, 0, 0) == Success); // the same process
+    link.left().say(1);
+    CHECK(link.left().hear() == 2);
+    CHECK(driver().cuCtxDestroy(second) == Success);
+    CHECK(driver().cuDevicePrimaryCtxRelease(0) == Success);
+    link.left().say(3);
+    CHECK(link.left().hear() == 4);
+  });
+  in_child([&] {
+    REQUIRE(driver().cuInit(0) == Success);
+    CHECK(link.right().hear() == 1);
+    CHECK(retain(0) == DeviceUnavailable);
+    Context context = nullptr;
+    CHECK(driver().cuCtxCreate(&context, 0, 0) == DeviceUnavailable);
+    CHECK(retain(1) == Success);
+    link.right().say(2);
+    CHECK(link.right().hear() == 3);
+    CHECK(retain(0) == Success);
+    link.right().say(4);
+  });
+  first.finish();
+  machine.set("GPULOAN_SIM_COMPUTE_MODE", "prohibited");
+  in_child([&] {
+    REQUIRE(driver().cuInit(0) == Success);
+    CHECK(attribute(AttrComputeMode) == ModeProhibited);
+    CHECK(retain(0) == DeviceUnavailable);
+  });
+  in_child([] { CHECK(init_with("GPULOAN_SIM_COMPUTE_MODE", "thread") == InvalidValue); });
+}
+
+// G5
+TEST_CASE("peer access is what the matrix says") {
+  Machine machine;
+  machine.set("GPULOAN_SIM_DEVICES", "3");
+  const auto reaches = [](Device from, Device to) {
+    int can = -1;
+    REQUIRE(driver().cuDeviceCanAccessPeer(&can, from, to) == Success);
+    return can;
+  };
+  in_child([&] {
+    start();
+    CHECK(reaches(0, 2) == 1);
+    CHECK(reaches(1, 1) == 0);
+    int can = 0;
+    CHECK(driver().cuDeviceCanAccessPeer(&can, 0, 3) == InvalidDevice);
+  });
+  machine.set("GPULOAN_SIM_PEERS", "0-1,2>0").set("CUDA_VISIBLE_DEVICES", "2,0,1");
+  in_child([&] { // by the numbers of this process: machine 2, 0, 1
+    const Driver& cuda = start(1);
+    CHECK(reaches(1, 2) == 1);
+    CHECK(reaches(2, 1) == 1);
+    CHECK(reaches(0, 1) == 1);
+    CHECK(reaches(1, 0) == 0);
+    CHECK(reaches(0, 2) == 0);
+    const DevicePtr shared = map_chunk(create_chunk(2 * kMiB, 1), 2 * kMiB, AccessReadWrite, 0);
+    AccessDesc grant = {{LocationDevice, 0}, AccessReadWrite};
+    const DevicePtr other = map_chunk(create_chunk(2 * kMiB, 2), 2 * kMiB, AccessReadWrite, 1);
+    CHECK(cuda.cuMemSetAccess(other, 2 * kMiB, &grant, 1) == InvalidDevice); // 0 does not reach 2
+    // Work in a context of 1 on memory of 2 goes; on that of 1, which only 0 was given, it does not.
+    write_word(other, 7);
+    CHECK(read_word(other) == 7);
+    CHECK(cuda.cuMemsetD32Async(shared, 1, 1, nullptr) == InvalidValue);
+  });
+  machine.set("GPULOAN_SIM_PEERS", "0-3");
+  in_child([] { CHECK(driver().cuInit(0) == InvalidValue); });
+}
+
+TEST_CASE("a memory handle opens where peer access is") {
+  Machine machine;
+  machine.set("GPULOAN_SIM_DEVICES", "3").set("GPULOAN_SIM_PEERS", "1>0");
+  Link link;
+  Child exporter([&] {
+    const Driver& cuda = start();
+    DevicePtr pointer = 0;
+    IpcMemHandle handle = {};
+    REQUIRE(cuda.cuMemAlloc(&pointer, 4096) == Success);
+    write_word(pointer, 0xfeed);
+    REQUIRE(cuda.cuIpcGetMemHandle(&handle, pointer) == Success);
+    link.left().send_bytes(&handle, sizeof handle);
+    CHECK(link.left().hear() == 1);
+  });
+  in_child([&] {
+    const Driver& cuda = start(1);
+    IpcMemHandle handle = {};
+    link.right().receive_bytes(&handle, sizeof handle);
+    DevicePtr pointer = 0;
+    REQUIRE(cuda.cuIpcOpenMemHandle(&pointer, handle, IpcMemLazyPeerAccess) == Success);
+    CHECK(read_word(pointer) == 0xfeed);
+    Context third = nullptr;
+    REQUIRE(cuda.cuCtxCreate(&third, 0, 2) == Success);
+    CHECK(cuda.cuIpcOpenMemHandle(&pointer, handle, IpcMemLazyPeerAccess) == PeerAccessUnsupported);
+    link.right().say(1);
+  });
+  exporter.finish();
+}
+
 TEST_CASE("cuInit says what it was told to say") {
   Machine machine;
   for (const char* code : {"34", "803", "804", "999"}) {
