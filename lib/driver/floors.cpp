@@ -5,6 +5,7 @@
 // nothing. No context is made.
 #include <driver/gpu.hpp>
 
+#include <cstdio>
 #include <cstdlib>
 #include <unistd.h>
 
@@ -109,7 +110,33 @@ void settle(Floors& floors, gpuloan_floor floor, const char* lost, const std::st
   floors.reason += (floors.reason.empty() ? "" : "; ") + std::string(lost) + ": " + why;
 }
 
+// One that cannot be asked about is taken for one that is not seen.
+std::vector<Neighbour> find_neighbours(const Driver& driver, int count, int own, Device device) {
+  std::vector<Neighbour> found;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    Neighbour other;
+    Device handle = 0;
+    int can = 0;
+    if (ordinal == own || driver.call.cuDeviceGet(&handle, ordinal) != Success) continue;
+    if (driver.call.cuDeviceGetUuid(&other.uuid, handle) != Success) continue;
+    other.ordinal = ordinal;
+    other.reachable = driver.call.cuDeviceCanAccessPeer(&can, device, handle) == Success && can != 0;
+    found.push_back(other);
+  }
+  return found;
+}
+
 } // namespace
+
+std::string Floors::uuid_text() const {
+  std::string text = name.find(" MIG ") == std::string::npos ? "GPU" : "MIG";
+  for (int index = 0; index < 16; ++index) {
+    char digits[4];
+    std::snprintf(digits, sizeof digits, "%s%02x", index == 0 || index == 4 || index == 6 || index == 8 || index == 10 ? "-" : "", static_cast<unsigned>(uuid.bytes[index]));
+    text += digits;
+  }
+  return text;
+}
 
 Result<Floors> probe_floors(const Driver& driver, int ordinal) {
   int count = 0;
@@ -141,6 +168,7 @@ Result<Floors> probe_floors(const Driver& driver, int ordinal) {
   settle(floors, GPULOAN_FLOOR_IPC_MEMORY, "cuMemAlloc memory is copied (no ipc rung)", probe.ipc_memory());
   settle(floors, GPULOAN_FLOOR_POOLS, "pool memory is copied (no pool rung)", probe.pools());
   floors.mps = probe.mps();
+  floors.neighbours = find_neighbours(driver, count, ordinal, device);
   floors.missing = kAll & ~floors.bits;
   return floors;
 }

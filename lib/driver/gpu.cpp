@@ -25,7 +25,7 @@ Result<int> ordinal_of(const Driver& driver, Device device) {
 
 } // namespace
 
-Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<const Driver> driver, int ordinal) {
+Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<const Driver> driver, int ordinal, bool exactly) {
   GPULOAN_TRY(check_calls_allowed());
   std::shared_ptr<Gpu> gpu(new Gpu);
   Context current = nullptr;
@@ -35,7 +35,8 @@ Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<const Driver> driver, int
     GPULOAN_TRY(GPULOAN_CU(*driver, cuCtxGetDevice, &device));
     auto found = ordinal_of(*driver, device);
     if (!found) return forward(std::move(found.error()));
-    ordinal = *found;
+    if (exactly && *found != ordinal) current = nullptr;
+    else ordinal = *found;
   }
   auto floors = probe_floors(*driver, ordinal);
   if (!floors) return forward(std::move(floors.error()));

@@ -11,8 +11,16 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 namespace gpuloan::driver {
+
+// Another device that this process sees.
+struct Neighbour {
+  int ordinal = 0;
+  Uuid uuid = {};
+  bool reachable = false; // peer access: the device can map its memory
+};
 
 // What one device can do, probed on it. Fields as in gpuloan_device_info.
 struct Floors {
@@ -26,6 +34,8 @@ struct Floors {
   bool mps = false; // processes share one server process: a dead one's work cannot be told from the others' (S2)
   Uuid uuid = {};
   std::string name;
+  std::vector<Neighbour> neighbours;
+  [[nodiscard]] std::string uuid_text() const; // "GPU-67...", "MIG-..." of a slice, as CUDA_VISIBLE_DEVICES takes it
   [[nodiscard]] bool has(gpuloan_floor floor) const noexcept { return (bits & static_cast<std::uint32_t>(floor)) != 0; }
 };
 // By attribute and symbol; makes no CUDA context. A failing attribute query counts as 0 (K2).
@@ -33,8 +43,9 @@ struct Floors {
 
 class Gpu {
  public:
-  // Current context of the calling thread, else `ordinal`. NO_DEVICE names how many there are.
-  [[nodiscard]] static Result<std::shared_ptr<Gpu>> open(std::shared_ptr<const Driver> driver, int ordinal);
+  // Current context of the calling thread, else `ordinal`; with `exactly` that one's current context, if it is of this
+  // device. NO_DEVICE names how many there are.
+  [[nodiscard]] static Result<std::shared_ptr<Gpu>> open(std::shared_ptr<const Driver> driver, int ordinal, bool exactly = false);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
   ~Gpu(); // releases the primary context if it was retained

@@ -171,6 +171,34 @@ TEST_CASE("a failing call that is no attribute query is an error") {
   }
 }
 
+// G5, G6
+TEST_CASE("neighbours: the other devices that are seen, and whether the device reaches them") {
+  Table table = recorder::fresh_table();
+  state().device_count = 4;
+  table.cuDeviceGetUuid = [](Uuid* out, Device device) -> CuResult {
+    if (device == recorder::kDevice + 3) return Unknown; // one that cannot be asked about is not seen
+    *out = {{static_cast<unsigned char>(device)}};
+    return Success;
+  };
+  table.cuDeviceCanAccessPeer = [](int* out, Device device, Device peer) -> CuResult {
+    *out = 1;
+    return device == recorder::kDevice && peer == recorder::kDevice + 1 ? Success : NotSupported;
+  };
+  const Floors floors = probe(table);
+  REQUIRE(floors.neighbours.size() == 2);
+  CHECK(floors.neighbours[0].ordinal == 1);
+  CHECK(floors.neighbours[0].uuid.bytes[0] == recorder::kDevice + 1);
+  CHECK(floors.neighbours[0].reachable);
+  CHECK(floors.neighbours[1].ordinal == 2);
+  CHECK_FALSE(floors.neighbours[1].reachable); // refused is no access
+  CHECK(floors.uuid_text() == "GPU-28000000-0000-0000-0000-000000000000");
+  table.cuDeviceGetName = [](char* out, int length, Device) -> CuResult {
+    std::snprintf(out, static_cast<std::size_t>(length), "NVIDIA A100 MIG 1g.5gb");
+    return Success;
+  };
+  CHECK(probe(table).uuid_text() == "MIG-28000000-0000-0000-0000-000000000000");
+}
+
 TEST_CASE("open: an ordinal that does not exist") {
   for (const int ordinal : {-1, 1, 3}) {
     const auto gpu = Gpu::open(Driver::wrap(recorder::fresh_table()), ordinal);
@@ -221,6 +249,28 @@ TEST_CASE("open: the caller's current context comes before the ordinal, and is n
   }
   CHECK(state().count("cuDevicePrimaryCtxRetain") == 0);
   CHECK(state().count("cuDevicePrimaryCtxRelease") == 0);
+}
+
+// G4
+TEST_CASE("open: a device that is meant, whatever context is current") {
+  const auto driver = Driver::wrap(recorder::fresh_table());
+  const auto callers = reinterpret_cast<Context>(std::uintptr_t{0x500});
+  state().device_count = 2;
+  state().contexts.push_back(callers); // of device 0
+  const auto same = Gpu::open(driver, 0, true);
+  REQUIRE(same.has_value());
+  CHECK((*same)->context_made());
+  const auto other = Gpu::open(driver, 1, true);
+  REQUIRE(other.has_value());
+  CHECK((*other)->ordinal() == 1);
+  CHECK((*other)->device() == recorder::kDevice + 1);
+  CHECK_FALSE((*other)->context_made());
+  {
+    const Gpu::Scope scope(**other);
+    REQUIRE(scope.ok().has_value());
+    CHECK(state().contexts.back() != callers);
+  }
+  CHECK(state().contexts.back() == callers);
 }
 
 TEST_CASE("scope: each call fails in turn, context and mode are put back") {
