@@ -186,7 +186,11 @@ enum gpuloan_memory_state { /* of the lent memory, at the exporter; only moves f
 
 /* ---- Context ------------------------------------------------------------------------------------------------ */
 
-enum { GPULOAN_CONTEXT_NO_DEVICE = 1u }; /* flags: never load a driver; host memory only */
+enum { /* flags */
+  GPULOAN_CONTEXT_NO_DEVICE = 1u, /* never load a driver; host memory only */
+  GPULOAN_CONTEXT_DEVICE = 2u     /* work on options.device whatever context the calling thread has: in that one where it is of
+                                     this device, else in the device's primary context */
+};
 
 typedef struct gpuloan_context_options {
   size_t size;
@@ -196,7 +200,9 @@ typedef struct gpuloan_context_options {
                                  passes, else epoll. Importers and caller-driven contexts always use epoll. */
   uint32_t flags;
   const char *driver;         /* "real", "sim", a path, or NULL: GPULOAN_DRIVER, else "real". Never sim by itself. */
-  int32_t device;             /* ordinal in this process; ignored where the calling thread has a current context */
+  int32_t device;             /* ordinal in this process; without GPULOAN_CONTEXT_DEVICE ignored where the calling thread has
+                                 a current context. A worker may work on another device than its parent: it is lent memory
+                                 without a copy where its device has peer access to the parent's */
   uint32_t rungs;             /* mask of allowed gpuloan_rung; 0: all but POOL, which GPULOAN_POOL=1 adds */
   uint32_t gate;              /* gpuloan_gate; AUTO: memop, else event, else host */
   uint32_t gpu_wait_limit;    /* pending GPU-side waits allowed at once; 0: 4. More than 7 stop a context (S9). */
@@ -208,7 +214,8 @@ typedef struct gpuloan_context_options {
 } gpuloan_context_options;
 
 /* Makes a context. The driver is opened here (errors: the device group); a CUDA context is used only once a peer
- * borrows: the thread's current one at this call, else the device's primary context. *out_context is the caller's and
+ * borrows: the thread's current one at this call, else the device's primary context. Later calls may come from threads with any
+ * current context, or none; it is put back. *out_context is the caller's and
  * ends with gpuloan_context_destroy. Errors: INVALID, NO_DRIVER ... NO_DEVICE, DRIVER, UNSUPPORTED (an engine asked for
  * by name), FD_LIMIT, NO_MEMORY, SYSTEM. */
 GPULOAN_API gpuloan_status gpuloan_context_create(const gpuloan_context_options *options, gpuloan_context **out_context);
@@ -315,7 +322,7 @@ typedef struct gpuloan_peer_info {
   int32_t pid;               /* as this process sees it; 0 when it is in another PID namespace */
   uint32_t lost;             /* 1 once it is gone */
   uint32_t protocol;         /* version agreed on */
-  uint32_t has_device;       /* 1 when the peer sees this context's device */
+  uint32_t has_device;       /* 1 when the peer sees this context's device, by UUID (importer: when this one sees the peer's) */
   uint32_t vmm_canary;       /* gpuloan_canary, exporter only */
   uint32_t pidfd;            /* 1 when its death can be proven by a pidfd */
   uint64_t loans_out;
@@ -384,13 +391,14 @@ typedef struct gpuloan_lend_options {
  * region of the arena (any part of it), or is any other device pointer, whoever allocated it: the driver is asked what it
  * is. VMM memory with POSIX FD handles goes over vmm, cuMemAlloc memory over ipc, and memory of a shareable pool over pool
  * where that is allowed, all without a copy; the rest is
- * copied, on the device where the peer works on the same one (vmm, with copied_bytes), else by the host rung. A region of
+ * copied, on the device where the peer works on it or reaches it (vmm, with copied_bytes), else by the host rung. A region of
  * another peer's is lent on for read as it is where it has its chunk to itself (the report's `writers` says who may still
  * write it), else as a copy. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
  * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to a peer over vmm
  * pool or ipc waits for one canary loan (canary_timeout_ms).
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
- * Errors: INVALID (also: memory of another process, which only that process may lend), BUSY, CAPTURE, LIMIT, NO_RUNG,
+ * Errors: INVALID (also: memory of another process, which only that process may lend, and of another device than the
+ * context's, which a context for that device lends), BUSY, CAPTURE, LIMIT, NO_RUNG,
  * PEER_LOST, DEVICE_MEMORY, DRIVER. */
 GPULOAN_API gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes,
                                         const gpuloan_lend_options *options, gpuloan_loan **out_loan);
@@ -560,6 +568,7 @@ typedef struct gpuloan_device_info {
   unsigned char uuid[16];
   char name[128];
   char floor_reason[GPULOAN_TEXT_MAX]; /* what is lost without each missing floor */
+  uint64_t peers;               /* bit n: this device reaches the memory of device n of this process (peer access) */
 } gpuloan_device_info;
 
 typedef struct gpuloan_driver_info {

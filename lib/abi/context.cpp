@@ -20,7 +20,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.loop > GPULOAN_LOOP_CALLER) return fail(GPULOAN_ERR_INVALID, "options.loop is no gpuloan_loop");
   if (in.engine > GPULOAN_ENGINE_IO_URING) return fail(GPULOAN_ERR_INVALID, "options.engine is no gpuloan_engine");
   if (in.gate > GPULOAN_GATE_HOST) return fail(GPULOAN_ERR_INVALID, "options.gate is no gpuloan_gate");
-  if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
+  if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE | GPULOAN_CONTEXT_DEVICE}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
   if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
   if (in.slots > kSlotsMax) return fail(GPULOAN_ERR_INVALID, "options.slots is over " + std::to_string(kSlotsMax));
   if (in.engine == GPULOAN_ENGINE_IO_URING && (in.role != GPULOAN_ROLE_EXPORTER || in.loop != GPULOAN_LOOP_THREAD)) {
@@ -50,7 +50,7 @@ Result<std::shared_ptr<driver::Gpu>> open_gpu(const gpuloan_context_options &opt
   if ((options.flags & GPULOAN_CONTEXT_NO_DEVICE) != 0) return std::shared_ptr<driver::Gpu>();
   auto opened = driver::Driver::open(options.driver);
   if (!opened) return forward(std::move(opened.error()));
-  return driver::Gpu::open(std::move(*opened), options.device);
+  return driver::Gpu::open(std::move(*opened), options.device, (options.flags & GPULOAN_CONTEXT_DEVICE) != 0);
 }
 
 Result<void> check_context(const gpuloan_context *context) { return check_core(context != nullptr ? context->core.get() : nullptr); }

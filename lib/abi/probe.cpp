@@ -8,8 +8,6 @@ using namespace gpuloan::abi;
 
 namespace {
 
-constexpr std::uint32_t kAllFloors = GPULOAN_FLOOR_VMM | GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_IPC_EVENTS | GPULOAN_FLOOR_HOST_REGISTER | GPULOAN_FLOOR_CAPTURE_QUERY;
-
 Result<void> probe_driver(const char *choice, gpuloan_driver_info *out_info) {
   auto opened = driver::Driver::open(choice);
   if (!opened) return forward(std::move(opened.error()));
@@ -33,13 +31,16 @@ Result<void> probe_device(const char *choice, int ordinal, gpuloan_device_info *
   gpuloan_device_info info = {};
   info.ordinal = ordinal;
   info.floors = floors->bits;
-  info.missing = kAllFloors & ~floors->bits;
+  info.missing = floors->missing;
   info.compute_mode = floors->compute_mode;
   info.integrated = static_cast<std::uint32_t>(floors->integrated);
   info.total_bytes = floors->total_bytes;
   info.granularity = floors->granularity;
   std::memcpy(info.uuid, floors->uuid.bytes, sizeof info.uuid);
   copy_text(info.name, sizeof info.name, floors->name);
+  for (const driver::Neighbour& other : floors->neighbours) {
+    if (other.reachable && other.ordinal < 64) info.peers |= std::uint64_t{1} << other.ordinal;
+  }
   copy_text(info.floor_reason, sizeof info.floor_reason, floors->reason);
   return write_struct(out_info, info, "out_info");
 }
