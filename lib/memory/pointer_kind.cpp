@@ -21,6 +21,12 @@ Result<std::uint64_t> ask(const driver::Driver& driver, cuda::PointerAttribute w
   return std::unexpected(driver.error("cuPointerGetAttributes", code)); // which says nothing of the pointer
 }
 
+Error elsewhere(driver::Gpu& gpu, std::uint64_t pointer, int ordinal) {
+  return Error{GPULOAN_ERR_INVALID, address_text(pointer) + " is memory of device " + std::to_string(ordinal) + ", the context works on device " +
+                                        std::to_string(gpu.ordinal()) + " (" + gpu.floors().uuid_text() +
+                                        "): lend it from a context for that device (options.device with GPULOAN_CONTEXT_DEVICE)"};
+}
+
 struct Chunks {
   PointerInfo info;
   bool vmm = false;
@@ -46,6 +52,7 @@ Result<Chunks> walk_chunks(driver::Gpu& gpu, std::uint64_t pointer, std::uint64_
     if (asked) asked = GPULOAN_CU(driver, cuMemGetAddressRange, &base, &size, at);
     driver.call.cuMemRelease(handle);
     if (!asked) return forward(std::move(asked.error()));
+    if (prop.location.id != gpu.device()) return std::unexpected(elsewhere(gpu, at, prop.location.id));
     if ((prop.requested_handle_types & cuda::HandlePosixFd) == 0) found.info.kind = PointerKind::VmmPrivate;
     if (found.info.pieces++ == 0) found.info.base = base;
     found.info.bytes += size;
@@ -93,10 +100,11 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
   const driver::Driver& driver = gpu.driver();
   unsigned type = 0;
   unsigned managed = 0; // four bytes are written, although the attribute is called a boolean
+  int ordinal = gpu.ordinal();
   PointerInfo info;
-  const int attributes[] = {cuda::PointerMemoryType, cuda::PointerRangeStart, cuda::PointerRangeSize, cuda::PointerBufferId, cuda::PointerIsManaged};
-  void* values[] = {&type, &info.base, &info.bytes, &info.buffer_id, &managed};
-  GPULOAN_TRY(GPULOAN_CU(driver, cuPointerGetAttributes, 5, attributes, values, pointer));
+  const int attributes[] = {cuda::PointerMemoryType, cuda::PointerRangeStart, cuda::PointerRangeSize, cuda::PointerBufferId, cuda::PointerIsManaged, cuda::PointerDeviceOrdinal};
+  void* values[] = {&type, &info.base, &info.bytes, &info.buffer_id, &managed, &ordinal};
+  GPULOAN_TRY(GPULOAN_CU(driver, cuPointerGetAttributes, 6, attributes, values, pointer));
   if (type == 0) return PointerInfo{};
   const bool device = managed == 0 && type == cuda::MemoryDevice;
   const Result<std::uint64_t> pool = device ? ask(driver, cuda::PointerMemPool, pointer) : Result<std::uint64_t>(0U);
@@ -123,6 +131,8 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
       if (chunks->vmm) return chunks->info;
     }
   }
+  const bool one_device = info.kind == PointerKind::Alloc || info.kind == PointerKind::PoolShareable || info.kind == PointerKind::PoolPrivate;
+  if (one_device && ordinal != gpu.ordinal()) return std::unexpected(elsewhere(gpu, pointer, ordinal));
   if (pointer < info.base || bytes > info.bytes || pointer - info.base > info.bytes - bytes) {
     return fail(GPULOAN_ERR_INVALID, range_text(pointer, bytes) + " is no range of one device allocation");
   }

@@ -37,7 +37,7 @@ struct PointerInfo {
   std::uint32_t pieces = 1;    // chunks that the range touches, VMM only
 };
 // INVALID when [pointer, pointer + bytes) is not wholly memory of one allocation (or of chunks that are mapped without a
-// gap); Unknown is no error. 0 bytes are not asked about.
+// gap), or of another device; Unknown is no error. 0 bytes are not asked about.
 [[nodiscard]] Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint64_t bytes);
 
 // VmmShareable: handles of our own to the chunks under [pointer, pointer + bytes), in order. They keep the memory.
