@@ -66,10 +66,11 @@ struct Header {
 
 struct DeviceEntry {
   unsigned char uuid[16];
-  std::uint32_t floors; // gpuloan_floor, and kDeviceMps
+  std::uint32_t floors; // gpuloan_floor, kDeviceMps, kDevicePeer; of the device that is listed first the floors, else none
   std::int32_t driver_version;
 };
 
+inline constexpr std::uint32_t kDevicePeer = 1U << 30; // HELLO, not of the first: the first one can map this one's memory
 inline constexpr std::uint32_t kDeviceMps = 1U << 31; // the process uses the device under MPS
 
 struct Hello {
@@ -80,7 +81,7 @@ struct Hello {
   std::uint32_t has_key;
   unsigned char boot_id[16]; // /proc/sys/kernel/random/boot_id
   unsigned char key[32];
-  std::uint32_t wants_device; // 1: the importer computes on the device it lists first
+  std::uint32_t wants_device; // 1: the importer computes on the device it lists first; it sees the others
   unsigned char reserved[44];
 };
 

@@ -4,11 +4,15 @@
 namespace gpuloan::loan {
 namespace {
 
+constexpr char kExclusive[] =
+    "the device is in exclusive-process mode, so the importer gets no CUDA context on it: set the default mode (nvidia-smi -c 0), or use MPS";
+
 // What every rung without a copy needs of the two sides.
 std::string refuse_sharing(const AdmissionInput& in) {
   if (in.wanted == GPULOAN_MEMORY_HOST && in.importer.has_device) return "the importer wants host memory";
   if (!in.importer.has_device) return "the importer has no device";
-  if (!in.same_device) return "the importer works on another device";
+  if (in.exclusive) return kExclusive;
+  if (!in.same_device && !in.peer_access) return in.apart;
   return "";
 }
 
@@ -66,6 +70,7 @@ std::string refuse_pool(const AdmissionInput& in) {
   const bool shareable = in.origin == Origin::Foreign && in.kind == memory::PointerKind::PoolShareable;
   if (!shareable && in.origin != Origin::Nothing) return "only memory of a pool made with POSIX FD handles can go this way";
   if (auto why = refuse_sharing(in); !why.empty()) return why;
+  if (!in.same_device) return "the importer works on another device, and a pool is imported on its own device alone";
   if (!has(in.exporter, GPULOAN_FLOOR_POOLS)) return "this device has no pools with POSIX FD handles";
   if (!has(in.importer, GPULOAN_FLOOR_POOLS)) return "the importer's device has no pools with POSIX FD handles";
   if (in.origin == Origin::Nothing) return "";
@@ -85,6 +90,7 @@ std::string refuse_ipc(const AdmissionInput& in) {
   if (!has(in.exporter, GPULOAN_FLOOR_IPC_MEMORY)) return "this driver has no legacy memory handles";
   if (!has(in.importer, GPULOAN_FLOOR_IPC_MEMORY)) return "the importer's driver has no legacy memory handles";
   if (in.origin == Origin::Nothing) return "";
+  if (in.same_process) return "exporter and importer are one process, which cannot open its own legacy handles";
   if (auto why = refuse_keeping(in); !why.empty()) return why;
   return refuse_proof(in.ipc);
 }
@@ -96,6 +102,7 @@ std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
   if (!direct && in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) return "it copies, and the policy requires zero-copy";
   if (!direct && (in.exporter.floors & kRegister) == 0) return "this device cannot register host memory";
   if (carrier == Carrier::Ring && (in.importer.floors & kRegister) == 0) return "the importer's device cannot register host memory";
+  if (carrier == Carrier::Ring && in.exclusive) return kExclusive;
   if (carrier == Carrier::Ring && in.same_device) return refuse_room(in); // the importer works on a buffer of its own
   return "";
 }

@@ -52,6 +52,10 @@ struct AdmissionInput {
   const char* unprovable = ""; // why it could not be proven that nobody of a lost peer is left; "" where it can (rule 5)
   std::uint32_t rungs = ~0U; // mask of allowed gpuloan_rung
   gpuloan_policy policy = GPULOAN_POLICY_BEST;
+  bool peer_access = false;  // the importer works on another device, which reaches this one's memory
+  const char* apart = "the importer works on another device"; // said where it is neither the same device nor a peer
+  bool exclusive = false;    // this device takes one process at a time, and the importer is another one that works on it
+  bool same_process = false; // exporter and importer are one process
 };
 
 struct Admission {

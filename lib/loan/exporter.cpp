@@ -271,6 +271,18 @@ void Exporter::refuse(const std::shared_ptr<ExporterPeer>& peer, Error why) {
   lose(peer, std::move(why));
 }
 
+// By UUID: which device each side works on, and whether the importer's driver lets the one reach the other.
+void Exporter::match_device(ExporterPeer& peer) {
+  const driver::Floors& ours = gpu_->floors();
+  const auto is_ours = [&](const channel::DeviceEntry& entry) { return std::memcmp(entry.uuid, ours.uuid.bytes, sizeof entry.uuid) == 0; };
+  const auto found = std::find_if(peer.devices.begin(), peer.devices.end(), is_ours);
+  peer.sees_device = found != peer.devices.end();
+  peer.same_device = found == peer.devices.begin();
+  peer.peer_access = peer.sees_device && !peer.same_device && (found->floors & channel::kDevicePeer) != 0;
+  peer.apart = "the importer works on another device, " +
+               std::string(peer.sees_device ? "which has no peer access to this one: " : "and this one is not visible to it: ") + ours.uuid_text();
+}
+
 Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received) {
   auto hello = channel::check_hello(received, ::geteuid(), boot_);
   if (!hello) return forward(std::move(hello.error()));
@@ -287,7 +299,7 @@ Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, chann
   peer->floors.has_device = hello->wants_device && !peer->devices.empty();
   if (peer->floors.has_device) {
     peer->floors.floors = peer->devices.front().floors;
-    peer->same_device = gpu_ && std::memcmp(peer->devices.front().uuid, gpu_->floors().uuid.bytes, 16) == 0;
+    if (gpu_) match_device(*peer);
   }
   peer->pid = received.sender.pid;
   peer->pidfd = channel::peer_pidfd(received.sender);
@@ -533,7 +545,7 @@ gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
   info.pid = peer.pid;
   info.lost = peer.lost ? 1 : 0;
   info.protocol = peer.version;
-  info.has_device = peer.same_device ? 1 : 0;
+  info.has_device = peer.sees_device ? 1 : 0;
   info.vmm_canary = peer.vmm_canary.proof.canary;
   info.pool_canary = peer.pool_canary.proof.canary;
   info.ipc_canary = peer.ipc_canary.proof.canary;

@@ -122,6 +122,9 @@ class ExporterPeer : public Peer {
   std::uint64_t connected_ns = 0;
   SideFloors floors;
   bool same_device = false;
+  bool sees_device = false; // it works on our device, or sees it beside its own
+  bool peer_access = false; // it works on another device, which reaches the memory of ours
+  std::string apart;        // why it can map none of our device's memory
 
   std::vector<std::uint32_t> free_slots, generations;
   // Slots whose last READY is still on its way, with the event behind it. A slot of a lost peer is not used again.
@@ -257,6 +260,7 @@ class Exporter : public Context {
   void after_turn() override;
   void fill_stats(gpuloan_stats& stats) const override;
   [[nodiscard]] Result<void> handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  void match_device(ExporterPeer& peer);
   [[nodiscard]] Result<void> on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_done(ExporterPeer& peer, const channel::Turn& turn);

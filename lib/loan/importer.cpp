@@ -14,6 +14,25 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint32_t kDisposeMs = 1000; // for close(); what takes longer is left to the reaper
+constexpr std::size_t kDevicesMax = 64;    // of a HELLO
+
+// The device that we work on, then the others that we see, and whether it reaches their memory.
+std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
+  std::vector<channel::DeviceEntry> entries;
+  if (gpu == nullptr) return entries;
+  const driver::Floors& floors = gpu->floors();
+  const auto add = [&](const cuda::Uuid& uuid, std::uint32_t bits) {
+    channel::DeviceEntry& entry = entries.emplace_back();
+    std::memcpy(entry.uuid, uuid.bytes, sizeof entry.uuid);
+    entry.floors = bits;
+    entry.driver_version = gpu->driver().version();
+  };
+  add(floors.uuid, floors.bits | (floors.mps ? channel::kDeviceMps : 0U));
+  for (const driver::Neighbour& other : floors.neighbours) {
+    if (entries.size() < kDevicesMax) add(other.uuid, other.reachable ? channel::kDevicePeer : 0U);
+  }
+  return entries;
+}
 
 } // namespace
 
@@ -154,14 +173,9 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
     hello.hello.has_key = 1;
     std::memcpy(hello.hello.key, key->bytes, sizeof hello.hello.key);
   }
-  channel::DeviceEntry device = {};
-  if (gpu_) {
-    std::memcpy(device.uuid, gpu_->floors().uuid.bytes, sizeof device.uuid);
-    device.floors = gpu_->floors().bits | (gpu_->floors().mps ? channel::kDeviceMps : 0U);
-    device.driver_version = gpu_->driver().version();
-    hello.hello.device_count = 1;
-    hello.hello.wants_device = 1;
-  }
+  const auto devices = device_entries(gpu_.get());
+  hello.hello.device_count = static_cast<std::uint32_t>(devices.size());
+  hello.hello.wants_device = gpu_ ? 1 : 0;
   GPULOAN_TRY(channel::enable_identity(socket.get()));
   Lock lock(mutex_);
   if (closed_) return fail(GPULOAN_ERR_STATE, "the context is closed");
@@ -174,7 +188,7 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
     std::erase(remembered_, peer);
     throw;
   }
-  send(*peer, hello, std::as_bytes(std::span(&device, gpu_ ? 1U : 0U)));
+  send(*peer, hello, std::as_bytes(std::span(devices)));
   const bool over = wait(lock, deadline, false, [&] { return peer->lost || peer->phase == Peer::Phase::Ready; });
   if (over && !peer->lost) return peer;
   ::explicit_bzero(&hello, sizeof hello);
@@ -196,9 +210,11 @@ Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
     peer.version = welcome->version;
     peer.devices = std::move(welcome->devices);
     peer.floors.has_device = !peer.devices.empty();
-    if (peer.floors.has_device) {
-      peer.floors.floors = peer.devices.front().floors;
-      peer.same_device = gpu_ && std::memcmp(peer.devices.front().uuid, gpu_->floors().uuid.bytes, 16) == 0;
+    if (peer.floors.has_device) peer.floors.floors = peer.devices.front().floors;
+    if (peer.floors.has_device && gpu_) {
+      const auto is_theirs = [&](const cuda::Uuid& uuid) { return std::memcmp(peer.devices.front().uuid, uuid.bytes, sizeof uuid.bytes) == 0; };
+      const auto& others = gpu_->floors().neighbours;
+      peer.sees_device = is_theirs(gpu_->floors().uuid) || std::any_of(others.begin(), others.end(), [&](const auto& other) { return is_theirs(other.uuid); });
     }
     if (received.sender.known && received.sender.uid != ::geteuid()) {
       return fail(GPULOAN_ERR_UID, "the exporter runs as user " + std::to_string(received.sender.uid) + ", this process as user " + std::to_string(::geteuid()));
@@ -526,7 +542,7 @@ gpuloan_peer_info Importer::peer_info(ImporterPeer& peer) {
   info.pidfd = peer.pidfd ? 1 : 0;
   info.lost = peer.lost ? 1 : 0;
   info.protocol = peer.version;
-  info.has_device = peer.same_device ? 1 : 0;
+  info.has_device = peer.sees_device ? 1 : 0;
   info.loans_out = peer.loans.size();
   return info;
 }

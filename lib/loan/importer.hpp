@@ -94,7 +94,7 @@ class ImporterPeer : public Peer {
   std::string adopt_error; // of a ring that could not be adopted
   Error refusal;           // of REFUSED
   SideFloors floors;       // the exporter's
-  bool same_device = false;
+  bool sees_device = false; // the exporter's, by UUID: it is ours, or one that we see beside it
   // Buffers of loans that ended while the ring still copied into them.
   std::vector<std::pair<std::uint64_t, std::shared_ptr<memory::DeviceBuffer>>> limbo;
 };

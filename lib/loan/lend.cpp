@@ -5,6 +5,7 @@
 #include <loan/exporter.hpp>
 
 #include <cstring>
+#include <unistd.h>
 
 namespace gpuloan::loan {
 
@@ -95,6 +96,10 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
     input.importer = peer.floors;
     input.same_device = peer.same_device;
+    input.peer_access = peer.peer_access;
+    input.apart = peer.apart.c_str();
+    input.same_process = peer.pid == ::getpid();
+    input.exclusive = peer.same_device && !input.same_process && !gpu_->floors().mps && gpu_->floors().compute_mode == cuda::ModeExclusiveProcess;
     if (!options.canary) { // which needs no proof, being one
       input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
       input.pool = {peer.pool_canary.proof.canary, peer.pool_canary.running};

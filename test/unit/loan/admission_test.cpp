@@ -28,7 +28,8 @@ std::string describe(const AdmissionInput& in) {
   return "origin " + std::to_string(static_cast<int>(in.origin)) + " wanted " + std::to_string(in.wanted) + " exporter " +
          std::to_string(in.exporter.has_device) + "/" + std::to_string(in.exporter.floors & GPULOAN_FLOOR_VMM) + " importer " +
          std::to_string(in.importer.has_device) + "/" + std::to_string(in.importer.floors & GPULOAN_FLOOR_VMM) + " kind " + std::to_string(static_cast<int>(in.kind)) + " same " +
-         std::to_string(in.same_device) + " canaries " + std::to_string(in.vmm.canary) + "/" + std::to_string(in.vmm.unanswered) + " " +
+         std::to_string(in.same_device) + " peer " + std::to_string(in.peer_access) + " exclusive " + std::to_string(in.exclusive) + " one process " +
+         std::to_string(in.same_process) + " canaries " + std::to_string(in.vmm.canary) + "/" + std::to_string(in.vmm.unanswered) + " " +
          std::to_string(in.ipc.canary) + "/" + std::to_string(in.ipc.unanswered) + " unprovable '" + in.unprovable  + "' rungs " +
          std::to_string(in.rungs) + " policy " + std::to_string(in.policy);
 }
@@ -39,14 +40,17 @@ bool proven(const RungProof& proof) { return proof.canary != GPULOAN_CANARY_DEMO
 // Memory that is not ours can only be kept, so there must be a way to tell when to stop.
 bool keepable(const AdmissionInput& in) { return *in.unprovable == '\0'; }
 
-// The importer maps the chunk itself, on the same device, and the way there was proven (or there is nothing to prove).
+// By its own device or by a peer's, on which it gets a CUDA context at all.
+bool reaches(const AdmissionInput& in) { return (in.same_device || in.peer_access) && !in.exclusive; }
+
+// The importer maps the chunk itself, and the way there was proven (or there is nothing to prove).
 bool vmm_can(const AdmissionInput& in) {
   const bool ours = in.origin == Origin::ArenaDevice || in.origin == Origin::Nothing;
   const bool lent_on = in.origin == Origin::OtherArena && in.alone && in.access == GPULOAN_ACCESS_READ;
   const bool theirs = (in.origin == Origin::Foreign || lent_on) && in.kind == PointerKind::VmmShareable && keepable(in) &&
                       (in.exporter.floors & GPULOAN_FLOOR_FOREIGN_VMM) != 0;
   return (in.rungs & kVmmBit) != 0 && (ours || theirs) && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
-         in.same_device && (in.origin == Origin::Nothing || proven(in.vmm));
+         reaches(in) && (in.origin == Origin::Nothing || proven(in.vmm));
 }
 
 bool has_pools(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_POOLS) != 0; }
@@ -56,14 +60,14 @@ bool pool_can(const AdmissionInput& in) {
   const bool allocation = in.origin == Origin::Foreign && in.kind == PointerKind::PoolShareable && in.allocation_bytes <= in.import_limit &&
                           keepable(in) && proven(in.pool);
   return (in.rungs & kPoolBit) != 0 && (allocation || in.origin == Origin::Nothing) && in.wanted == GPULOAN_MEMORY_DEVICE &&
-         has_pools(in.exporter) && has_pools(in.importer) && in.same_device;
+         has_pools(in.exporter) && has_pools(in.importer) && in.same_device && !in.exclusive;
 }
 
 // The importer opens the block by its legacy handle, which only cuMemAlloc memory has.
 bool ipc_can(const AdmissionInput& in) {
   const bool block = in.origin == Origin::Foreign && in.kind == PointerKind::Alloc && keepable(in) && proven(in.ipc);
   return (in.rungs & kIpcBit) != 0 && (block || in.origin == Origin::Nothing) && in.wanted == GPULOAN_MEMORY_DEVICE && has_ipc(in.exporter) &&
-         has_ipc(in.importer) && in.same_device;
+         has_ipc(in.importer) && reaches(in) && (in.origin == Origin::Nothing || !in.same_process);
 }
 
 bool fits(const AdmissionInput& in) { return in.bytes <= in.free_bytes; }
@@ -71,7 +75,7 @@ bool fits(const AdmissionInput& in) { return in.bytes <= in.free_bytes; }
 // A copy on the device, into a chunk of the peer's own.
 bool stage_can(const AdmissionInput& in) {
   return (in.rungs & kVmmBit) != 0 && (in.origin == Origin::Foreign || in.origin == Origin::OtherArena) && in.wanted == GPULOAN_MEMORY_DEVICE &&
-         has_vmm(in.exporter) && has_vmm(in.importer) && in.same_device && proven(in.vmm) && fits(in) &&
+         has_vmm(in.exporter) && has_vmm(in.importer) && reaches(in) && proven(in.vmm) && fits(in) &&
          in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY;
 }
 
@@ -86,7 +90,7 @@ bool host_can(const AdmissionInput& in) {
   const auto registers = [](const SideFloors& side) { return (side.floors & GPULOAN_FLOOR_HOST_REGISTER) != 0; };
   const bool ring = in.wanted == GPULOAN_MEMORY_DEVICE && in.importer.has_device;
   return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && registers(in.exporter) &&
-         (!ring || (registers(in.importer) && (fits(in) || !in.same_device)));
+         (!ring || (registers(in.importer) && (fits(in) || !in.same_device) && !in.exclusive));
 }
 
 void check_chosen(const AdmissionInput& in, const Admission& out) {
@@ -168,6 +172,11 @@ void each_input(Visit visit) {
                       const RungProof proof = {canary, unanswered};
                       in = {origin, kind, alone, access, 100, free, 1000, limit, wanted, exporter, importer, same, proof, proof, proof, unprovable, rungs, policy};
                       visit(in);
+                      in.peer_access = !same; // how the sides stand to each other, of which one holds at a time
+                      in.exclusive = in.same_process = same;
+                      if (same && unanswered) in.exclusive = false;
+                      if (same && !unanswered) in.same_process = false;
+                      visit(in);
                     }
 }
 
@@ -215,6 +224,21 @@ constexpr Row kRows[] = {
      GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "canary failed"},
     {"unanswered", [](AdmissionInput& in) { in.vmm.unanswered = true; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "unanswered"},
     {"other device", [](AdmissionInput& in) { in.same_device = false; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "another device"},
+    {"other device, not seen", [](AdmissionInput& in) { in.same_device = false, in.apart = "not visible to it"; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "vmm: not visible to it; "},
+    {"a peer", [](AdmissionInput& in) { in.same_device = false, in.peer_access = true; }, GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"a peer, cuMemAlloc",
+     [](AdmissionInput& in) { in.same_device = false, in.peer_access = true, foreign(in, PointerKind::Alloc); },
+     GPULOAN_RUNG_IPC, Carrier::Direct, kDevice, "cuMemAlloc memory"},
+    {"a peer, shareable pool",
+     [](AdmissionInput& in) { in.same_device = false, in.peer_access = true, foreign(in, PointerKind::PoolShareable); },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "pool: the importer works on another device, and a pool is imported on its own device alone"},
+    {"exclusive-process mode", [](AdmissionInput& in) { in.exclusive = true; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "host: the device is in exclusive-process mode"},
+    {"exclusive-process mode, it wants host memory",
+     [](AdmissionInput& in) { in.exclusive = true, in.wanted = kHostMemory; },
+     GPULOAN_RUNG_HOST, Carrier::Segment, kHostMemory, "wants host memory"},
+    {"one process, cuMemAlloc",
+     [](AdmissionInput& in) { in.same_process = true, foreign(in, PointerKind::Alloc); },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "ipc: exporter and importer are one process"},
     {"no VMM here", [](AdmissionInput& in) { in.exporter = kNoVmm; }, GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "this device has no VMM"},
     {"no VMM there",
      [](AdmissionInput& in) { in.importer = kNoVmm; },
@@ -298,7 +322,7 @@ TEST_CASE("admission: everything it may be asked") {
     check(in);
     ++count;
   });
-  CHECK(count == kMemoryCount * 2 * 2 * 2 * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 7 * 2);
+  CHECK(count == kMemoryCount * 2 * 2 * 2 * 2 * 3 * 3 * 2 * 3 * 2 * 2 * 7 * 2 * 2);
 }
 
 TEST_CASE("admission: more allowed rungs never refuse more") {
