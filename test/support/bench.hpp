@@ -60,6 +60,7 @@ class Worker {
     std::uint32_t flags = 0; // OpenFlags
     std::uint32_t wait_limit = 0;
     bool keep_end = false; // this process keeps a copy of the worker's end of the connection
+    int device = 0;        // by its number in the worker
   };
   explicit Worker(const Bench& bench) : Worker(bench, Options()) {}
   Worker(const Bench& bench, const Options& options);
@@ -111,6 +112,7 @@ class Borrowed {
   Reply acquire(Where where = Where::current()); // has to succeed
   Reply try_acquire(std::uint32_t timeout_ms, Where where = Where::current());
   Reply try_acquire_on(unsigned stream, std::uint32_t timeout_ms, Where where = Where::current());
+  [[nodiscard]] Reply device_of(Where where = Where::current()); // value: the number in the worker; text: the UUID
   void check(std::uint64_t seed, unsigned stream = 0, Where where = Where::current());
   void fill(std::uint64_t seed, unsigned stream = 0, Where where = Where::current());
   void metadata(std::uint32_t bytes, std::uint64_t seed, Where where = Where::current());

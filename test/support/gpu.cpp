@@ -9,7 +9,9 @@
 #include "pattern.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <dlfcn.h>
+#include <exception>
 #include <unistd.h>
 
 namespace loan_test {
@@ -25,12 +27,11 @@ void find(void* library, const char* name, Function& out) {
 
 } // namespace
 
-Gpu::Gpu(const char* driver) {
+Gpu::Gpu(const char* driver, int ordinal) : ordinal_(ordinal) {
   resolve(driver);
   check(call.cuInit(0), "cuInit");
-  cuda::Context context = nullptr;
-  check(call.cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-  check(call.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  check(call.cuDevicePrimaryCtxRetain(&context_, ordinal), "cuDevicePrimaryCtxRetain");
+  check(call.cuCtxPushCurrent(context_), "cuCtxPushCurrent");
   if (!simulated()) {
     const Pinned words = pinned(kHoldWords * sizeof(std::uint64_t));
     hold_words_ = reinterpret_cast<volatile std::uint64_t*>(words.data);
@@ -51,7 +52,7 @@ Gpu::~Gpu() {
   for (const Pinned& buffer : free_) call.cuMemFreeHost(buffer.data);
   cuda::Context context = nullptr;
   call.cuCtxPopCurrent(&context);
-  call.cuDevicePrimaryCtxRelease(0);
+  call.cuDevicePrimaryCtxRelease(ordinal_);
 }
 
 void Gpu::resolve(const char* driver) {
@@ -64,6 +65,7 @@ void Gpu::resolve(const char* driver) {
   find(library, "cuDevicePrimaryCtxRelease_v2", call.cuDevicePrimaryCtxRelease);
   find(library, "cuCtxPushCurrent_v2", call.cuCtxPushCurrent);
   find(library, "cuCtxPopCurrent_v2", call.cuCtxPopCurrent);
+  find(library, "cuPointerGetAttributes", call.cuPointerGetAttributes);
   find(library, "cuStreamCreate", call.cuStreamCreate);
   find(library, "cuStreamDestroy_v2", call.cuStreamDestroy);
   find(library, "cuStreamQuery", call.cuStreamQuery);
@@ -93,6 +95,39 @@ void Gpu::resolve(const char* driver) {
 
 void Gpu::check(CuResult result, const char* what) const {
   if (result != cuda::Success) fail(std::string(what) + " says " + std::to_string(result));
+}
+
+int Gpu::device_of(std::uint64_t pointer) const {
+  int ordinal = -1;
+  const int attribute = cuda::PointerDeviceOrdinal;
+  void* out = &ordinal;
+  check(call.cuPointerGetAttributes(1, &attribute, &out, pointer), "cuPointerGetAttributes");
+  return ordinal;
+}
+
+std::string uuid_of(const char* driver, int ordinal) {
+  auto info = init<gpuloan_device_info>();
+  expect_ok(gpuloan_device_probe(driver, ordinal, &info), "gpuloan_device_probe");
+  std::string text = "GPU";
+  for (int index = 0; index < 16; ++index) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(info.uuid[index]));
+    text += (index == 0 || index == 4 || index == 6 || index == 8 || index == 10 ? "-" : "") + std::string(digits);
+  }
+  return text;
+}
+
+OtherContext::OtherContext(Gpu& gpu, cuda::Context other) : gpu_(gpu), other_(other) {
+  for (cuda::Context popped = nullptr; gpu.call.cuCtxPopCurrent(&popped) == cuda::Success && popped != nullptr;) put_aside_.push_back(popped);
+  if (other != nullptr) gpu.call.cuCtxPushCurrent(other);
+}
+
+OtherContext::~OtherContext() noexcept(false) {
+  std::vector<cuda::Context> left;
+  for (cuda::Context popped = nullptr; gpu_.call.cuCtxPopCurrent(&popped) == cuda::Success && popped != nullptr;) left.push_back(popped);
+  for (auto context = put_aside_.rbegin(); context != put_aside_.rend(); ++context) gpu_.call.cuCtxPushCurrent(*context);
+  const bool as_it_was = other_ == nullptr ? left.empty() : left.size() == 1 && left.front() == other_;
+  if (!as_it_was && std::uncaught_exceptions() == 0) fail("a call left another current context behind");
 }
 
 // ---- Streams ------------------------------------------------------------------------------------------------------
@@ -216,7 +251,7 @@ void Gpu::alloc_from_pool() {
   cuda::PoolProps props = {};
   props.type = cuda::AllocationPinned;
   props.handle_types = cuda::HandlePosixFd;
-  props.location = {cuda::LocationDevice, 0};
+  props.location = {cuda::LocationDevice, ordinal_};
   check(call.cuMemPoolCreate(&pool_, &props), "cuMemPoolCreate");
   int fd = -1; // what its first export makes stays, and must not look like a leak
   check(call.cuMemPoolExportToShareableHandle(&fd, pool_, cuda::HandlePosixFd, 0), "cuMemPoolExportToShareableHandle");

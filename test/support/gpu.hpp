@@ -3,7 +3,7 @@
 // The driver as a caller of gpuloan would use it: streams, copies, patterns. It is the library that gpuloan opened
 // (gpuloan_driver_probe says which), the simulated one or the real one; only the hooks of the simulated driver differ.
 //
-// A Gpu belongs to one thread. The primary context of device 0 is current in it while the object lives.
+// A Gpu belongs to one thread. The primary context of its device is current in it while the object lives.
 #pragma once
 
 #include <driver/types.hpp>
@@ -25,6 +25,7 @@ struct CudaTable {
   CuResult (*cuDevicePrimaryCtxRelease)(cuda::Device device);
   CuResult (*cuCtxPushCurrent)(cuda::Context context);
   CuResult (*cuCtxPopCurrent)(cuda::Context* context);
+  CuResult (*cuPointerGetAttributes)(unsigned count, const int* attributes, void** data, cuda::DevicePtr pointer);
   CuResult (*cuStreamCreate)(cuda::Stream* stream, unsigned flags);
   CuResult (*cuStreamDestroy)(cuda::Stream stream);
   CuResult (*cuStreamQuery)(cuda::Stream stream);
@@ -53,13 +54,17 @@ struct CudaTable {
 
 class Gpu {
  public:
-  explicit Gpu(const char* driver);
+  explicit Gpu(const char* driver, int ordinal = 0);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
   ~Gpu();
 
   [[nodiscard]] bool simulated() const noexcept { return call.sim_hold != nullptr; }
   [[nodiscard]] const gpuloan_driver_info& info() const noexcept { return info_; }
+  [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+  [[nodiscard]] cuda::Context context() const noexcept { return context_; }
+  // The device on which memory lies, by its number in this process.
+  [[nodiscard]] int device_of(std::uint64_t pointer) const;
   // A non-blocking stream, made at its first use. Each has its own queue; tests number them.
   [[nodiscard]] cuda::Stream stream(unsigned index = 0);
   [[nodiscard]] bool idle(unsigned index);
@@ -107,12 +112,32 @@ class Gpu {
   void check(CuResult result, const char* what) const;
 
   gpuloan_driver_info info_ = {};
+  const int ordinal_;
+  cuda::Context context_ = nullptr;
   std::map<unsigned, StreamSlot> streams_;
   std::vector<Pinned> free_;
   std::int64_t pinned_ = 0;
   volatile std::uint64_t* hold_words_ = nullptr; // pinned; this and the next: real driver only
   cuda::DevicePtr scratch_ = 0;
   cuda::Pool pool_ = nullptr;
+};
+
+// "GPU-67...", of a device of this process; by hexadecimal digits, also of a slice.
+[[nodiscard]] std::string uuid_of(const char* driver, int ordinal);
+
+// The thread has another current context alone, or none (null), while the object lives. The destructor fails when somebody
+// left another one behind.
+class OtherContext {
+ public:
+  OtherContext(Gpu& gpu, cuda::Context other);
+  OtherContext(const OtherContext&) = delete;
+  OtherContext& operator=(const OtherContext&) = delete;
+  ~OtherContext() noexcept(false);
+
+ private:
+  Gpu& gpu_;
+  const cuda::Context other_;
+  std::vector<cuda::Context> put_aside_; // the thread's, the current one first
 };
 
 } // namespace loan_test

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <memory>
+#include <optional>
 #include <poll.h>
 #include <span>
 #include <sys/socket.h>
@@ -188,6 +189,9 @@ void Server::handle_loan(const Command& command, Reply& reply) {
   expect(found != loans_.end(), "the worker was told of no such loan");
   Loan& loan = found->second;
   gpuloan_view view = init<gpuloan_view>();
+  const bool driver_work = command.op == Op::Check || command.op == Op::Fill || command.op == Op::DeviceOf;
+  std::optional<OtherContext> bare;
+  if ((flags_ & OpenBare) != 0 && !driver_work) bare.emplace(gpu(), nullptr);
   switch (command.op) {
     case Op::Acquire:
       reply.status = waiting(command.timeout_ms, [&](std::uint32_t ms) { return gpuloan_loan_acquire(loan.handle, ms, &view); });
@@ -195,6 +199,10 @@ void Server::handle_loan(const Command& command, Reply& reply) {
     case Op::AcquireOn:
       reply.status = gpuloan_loan_acquire_on(loan.handle, stream(command.stream), command.timeout_ms, &view);
       return keep_view(loan, view, reply);
+    case Op::DeviceOf:
+      reply.value = static_cast<std::uint64_t>(gpu().device_of(loan.view.pointer));
+      copy_text(reply.text, sizeof reply.text, uuid_of(gpu().info().path, static_cast<int>(reply.value)));
+      return;
     case Op::Check:
       return check(loan, command);
     case Op::Fill:
@@ -237,16 +245,22 @@ void Server::handle_loan(const Command& command, Reply& reply) {
 void Server::open(const Command& command, Reply& reply) {
   flags_ = command.flags;
   const bool device = (flags_ & OpenNoDevice) == 0;
-  if (device && gpu_ == nullptr) gpu_ = std::make_unique<Gpu>(command.text);
+  if (device && (flags_ & OpenLate) == 0 && gpu_ == nullptr) gpu_ = std::make_unique<Gpu>(command.text, command.device);
+  if (device && gpu_ == nullptr) { // it opens the driver, which keeps descriptors
+    auto info = init<gpuloan_driver_info>();
+    expect_ok(gpuloan_driver_probe(command.text, &info), "gpuloan_driver_probe");
+  }
   const Fd loan_end = std::move(loan_end_);
   fds_ = open_fds();
   std::erase_if(fds_, [&](const std::string& entry) { return entry.starts_with(std::to_string(loan_end.get()) + " "); });
-  if (device) live_ = gpu_->live();
+  if (gpu_ != nullptr && (flags_ & OpenBare) != 0) static_cast<void>(gpu_->stream()); // made while there is a context
+  if (gpu_ != nullptr) live_ = gpu_->live();
   auto options = init<gpuloan_context_options>();
   options.role = GPULOAN_ROLE_IMPORTER;
   options.loop = caller_driven() ? GPULOAN_LOOP_CALLER : GPULOAN_LOOP_THREAD;
   options.flags = device ? 0 : static_cast<std::uint32_t>(GPULOAN_CONTEXT_NO_DEVICE);
   options.driver = device ? command.text : nullptr;
+  options.device = command.device;
   options.gate = command.gate;
   options.rungs = command.rungs;
   options.gpu_wait_limit = command.wait_limit;

@@ -12,7 +12,7 @@
 namespace loan_test {
 
 enum class Op : std::uint32_t {
-  Open,      // makes the context and shakes hands; driver, gate, flags, wait_limit
+  Open,      // makes the context and shakes hands; driver, gate, flags, wait_limit, device
   Offered,   // waits for the offer of the loan with the exporter's number `id`, which becomes `loan`
   Request,   // bytes, metadata_bytes, seed
   Acquire,   // timeout_ms
@@ -20,6 +20,7 @@ enum class Op : std::uint32_t {
   Check,     // seed, stream: the view holds the pattern
   Fill,      // seed, stream: the view gets the pattern
   Metadata,  // seed, metadata_bytes: the view has it
+  DeviceOf,  // of the view's pointer: value, and its UUID in text
   Done,      // stream; kCpuStream: the CPU's
   UsedOn,    // stream
   Return,
@@ -44,6 +45,8 @@ enum OpenFlags : std::uint32_t {
   OpenCallerLoop = 1,
   OpenNoDevice = 2,
   OpenKeepHandles = 4, // Close leaves the loans' references to the context's end
+  OpenBare = 8,        // calls of gpuloan are made from a thread without a current context
+  OpenLate = 16,       // makes no CUDA context of its own: the library's is the first
 };
 
 inline constexpr std::uint32_t kCpuStream = UINT32_MAX;
@@ -63,7 +66,7 @@ struct Command {
   std::uint32_t gate = GPULOAN_GATE_AUTO;
   std::uint32_t rungs = 0;
   std::uint32_t wait_limit = 0;
-  std::uint32_t reserved = 0;
+  std::int32_t device = 0;
   char text[256] = {};
 };
 

@@ -74,6 +74,7 @@ Command Worker::open_command() const {
   command.op = Op::Open;
   command.flags = options_.flags;
   command.wait_limit = options_.wait_limit;
+  command.device = options_.device;
   command.gate = bench_.cell.gate;
   command.rungs = bench_.cell.rung;
   set_text(command.text, bench_.cell.driver);
@@ -198,6 +199,8 @@ Reply Borrowed::try_acquire_on(unsigned stream, std::uint32_t timeout_ms, Where 
   what.timeout_ms = timeout_ms;
   return worker_->call(what, where);
 }
+
+Reply Borrowed::device_of(Where where) { return worker_->call(command(Op::DeviceOf), where); }
 
 void Borrowed::check(std::uint64_t seed, unsigned stream, Where where) {
   Command what = command(Op::Check);
