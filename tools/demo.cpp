@@ -22,6 +22,9 @@ void add_options(Parser& parser, DemoOptions& options) {
   parser.value("seed", "N", "of the pseudo-random bytes and of --fill; default 1",
                [&](const std::string& text) { options.seed = parse_number(text, 0, UINT64_MAX); });
   parser.flag("fill", "no input: each worker fills a result of --size bytes on the device", options.fill);
+  parser.value("worker-device", "N", "the workers work on this device; default: that of --device", [&](const std::string& text) {
+    options.worker_device = static_cast<std::int32_t>(parse_number(text, 0, INT32_MAX));
+  });
   parser.flag("cpu-worker", "workers use no device: they get host memory", options.cpu_worker);
   parser.flag("verbose", "with several workers: the full table of each", options.verbose);
   options.loans.add_to(parser);

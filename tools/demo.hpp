@@ -23,6 +23,7 @@ struct DemoOptions {
   std::uint64_t size = std::uint64_t{1} << 20U;
   std::uint64_t seed = 1;
   std::uint32_t workers = 1;
+  std::int32_t worker_device = -1; // -1: as the parent's
   bool fill = false;       // no input; the worker fills the result
   bool cpu_worker = false; // the worker has no device
   bool verbose = false;

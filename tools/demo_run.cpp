@@ -43,7 +43,7 @@ void DemoRun::start(DemoWorker& worker) {
   const auto add = [&](const char* name, const std::string& value) {
     arguments.insert(arguments.end(), {name, value});
   };
-  add("--device", std::to_string(options_.common.device));
+  add("--device", std::to_string(options_.worker_device >= 0 ? options_.worker_device : options_.common.device));
   if (!options_.common.driver.empty()) add("--driver", options_.common.driver);
   if (options_.fill) add("--fill", std::to_string(options_.size)), add("--seed", std::to_string(options_.seed));
   if (options_.cpu_worker) arguments.emplace_back("--cpu-worker");

@@ -55,11 +55,11 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-std::string uuid_text(const unsigned char (&uuid)[16]) {
-  std::string text = "GPU-";
-  for (std::size_t index = 0; index < sizeof uuid; ++index) {
+std::string uuid_text(const gpuloan_device_info& info) {
+  std::string text = std::string_view(info.name).find(" MIG ") == std::string_view::npos ? "GPU-" : "MIG-";
+  for (std::size_t index = 0; index < sizeof info.uuid; ++index) {
     char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", uuid[index]);
+    std::snprintf(digits, sizeof digits, "%02x", info.uuid[index]);
     if (index == 4 || index == 6 || index == 8 || index == 10) text += '-';
     text += digits;
   }

@@ -3,6 +3,8 @@
 // Text for people: aligned tables, sizes and times with their units.
 #pragma once
 
+#include <gpuloan/gpuloan.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -24,7 +26,6 @@ class Table {
 [[nodiscard]] std::string size_text_long(std::uint64_t bytes);    // "1.0 MiB (1048577 bytes)"
 [[nodiscard]] std::string microseconds(std::int64_t nanoseconds); // "12.3"
 [[nodiscard]] std::string version_text(int version);              // "13.0" for 13000
-[[nodiscard]] std::string uuid_text(
-    const unsigned char (&uuid)[16]); // "GPU-6770756c-…", as the driver's own tools write it
+[[nodiscard]] std::string uuid_text(const gpuloan_device_info& info); // "GPU-6770756c-…", of a slice "MIG-…", as the driver's own tools write it
 
 } // namespace gpuloan::tool

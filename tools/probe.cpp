@@ -7,6 +7,7 @@
 #include "output.hpp"
 #include "session.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -135,11 +136,24 @@ Findings look(const CommonOptions& common, bool one_device) {
   return found;
 }
 
-void print_device(const gpuloan_device_info& info) {
+// "to 1, 2; none to 3"; "" where there is no other device.
+std::string peers_text(const gpuloan_device_info& info, const Findings& found) {
+  std::string with, without;
+  for (std::int32_t other = 0; other < static_cast<std::int32_t>(std::min(found.driver.devices, 64U)); ++other) {
+    if (other == info.ordinal) continue;
+    std::string& list = (info.peers >> other & 1U) != 0 ? with : without;
+    list += (list.empty() ? "" : ", ") + std::to_string(other);
+  }
+  if (with.empty()) return without.empty() ? "" : "none to " + without + ": a loan to a worker on another device is copied by the host rung";
+  return "to " + with + (without.empty() ? "" : "; none to " + without);
+}
+
+void print_device(const gpuloan_device_info& info, const Findings& found) {
   std::printf("\ndevice  %s\n", device_line(info).c_str());
   std::printf("  compute mode %s; VMM granularity %s%s\n", compute_mode_name(info.compute_mode),
               info.granularity != 0 ? size_text(info.granularity).c_str() : "none",
               info.integrated != 0 ? "; integrated" : "");
+  if (const std::string peers = peers_text(info, found); !peers.empty()) std::printf("  peer access %s\n", peers.c_str());
   for (const FloorRow& floor : kFloors) {
     const bool has = (info.floors & floor.bit) != 0;
     std::printf("  %-14s %-3s  %s%s\n", floor.name, has ? "yes" : "NO",
@@ -152,7 +166,7 @@ void print_text(const Findings& found) {
   std::printf("gpuloan %s\n", gpuloan_version_text());
   std::printf("driver  %s\n", found.driver.path[0] != '\0' ? driver_line(found.driver).c_str() : "none");
   std::printf("minimum %s\n", kMinimumDriver);
-  for (const gpuloan_device_info& info : found.devices) print_device(info);
+  for (const gpuloan_device_info& info : found.devices) print_device(info, found);
   std::printf("\nkernel  Linux %s\n", found.kernel_release.c_str());
   for (const Fact& fact : found.kernel) {
     std::printf("  %-14s %-3s%s%s\n", fact.name, fact.good ? "yes" : "NO", fact.text.empty() ? "" : "  ",
@@ -162,9 +176,14 @@ void print_text(const Findings& found) {
 
 void json_device(Json& json, const gpuloan_device_info& info) {
   json.begin_object().member("ordinal", info.ordinal).member("name", info.name);
-  json.member("uuid", uuid_text(info.uuid)).member("total_bytes", info.total_bytes);
+  json.member("uuid", uuid_text(info)).member("total_bytes", info.total_bytes);
   json.member("granularity", info.granularity).member("compute_mode", info.compute_mode);
   json.member("integrated", info.integrated != 0).member("floor_reason", info.floor_reason);
+  json.key("peers").begin_array();
+  for (int other = 0; other < 64; ++other) {
+    if ((info.peers >> other & 1U) != 0) json.value(other);
+  }
+  json.end();
   json.key("floors").begin_array();
   for (const FloorRow& floor : kFloors) {
     const bool has = (info.floors & floor.bit) != 0;

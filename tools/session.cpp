@@ -87,7 +87,7 @@ std::string driver_line(const gpuloan_driver_info& info) {
 
 std::string device_line(const gpuloan_device_info& info) {
   return std::to_string(info.ordinal) + ": " + info.name + ", " + size_text(info.total_bytes) + ", " +
-         uuid_text(info.uuid);
+         uuid_text(info);
 }
 
 void print_session(std::FILE* out, const Session& session) {
@@ -111,7 +111,7 @@ void json_session(Json& json, const Session& session) {
     json.member("version", version_text(session.driver.version)).member("path", session.driver.path);
     json.member("found_by", session.driver.found_by).end();
     json.key("device").begin_object().member("ordinal", session.device.ordinal).member("name", session.device.name);
-    json.member("uuid", uuid_text(session.device.uuid));
+    json.member("uuid", uuid_text(session.device));
     json.member("total_bytes", session.device.total_bytes).end();
   } else {
     json.null();

@@ -38,6 +38,21 @@ class DemoTest(CliTest):
         self.assertEqual(report["source"]["sha256"], again["source"]["sha256"])
         self.assertNotEqual(report["source"]["sha256"], other["source"]["sha256"])
 
+    # G5
+    def test_worker_on_another_device(self):
+        two = {"GPULOAN_SIM_DEVICES": "2"}
+        for device, other in ((0, 1), (1, 0)):
+            report = self.demo("--device", device, "--worker-device", other, env=two)
+            self.assertEqual(report["device"]["ordinal"], device)
+            for loan in report["workers"][0]["loans"]:
+                self.assertEqual((loan["rung"], loan["copied_bytes"]), ("vmm", 0))
+        report = self.demo("--worker-device", 1, env={**two, "GPULOAN_SIM_PEERS": "1>0"})
+        self.assertEqual(report["workers"][0]["loans"][0]["rung"], "vmm")
+        report = self.demo("--worker-device", 1, env={**two, "GPULOAN_SIM_PEERS": "0>1"})
+        for loan in report["workers"][0]["loans"]:
+            self.assertEqual(loan["rung"], "host")
+            self.assertIn("no peer access to this one: " + report["device"]["uuid"], loan["rung_reason"])
+
     def test_eight_workers(self):
         report = self.demo("--workers", 8, "--size", "3MiB")
         self.assertEqual(len({worker["pid"] for worker in report["workers"]}), 8)

@@ -94,6 +94,20 @@ class UsageTest(CliTest):
         for word in ("SIMULATED driver", "minimum", "vmm", "memops", "io_uring", "GPU-"):
             self.assertIn(word, text)
 
+    # G5, G7, G11
+    def test_probe_of_several_devices(self):
+        env = {"GPULOAN_SIM_DEVICES": "3", "GPULOAN_SIM_PEERS": "0-1,2>0", "GPULOAN_SIM_COMPUTE_MODE": "exclusive"}
+        report = self.expect_ok(self.run_cli("probe", "--json", env=env)).json
+        self.assertEqual([device["peers"] for device in report["devices"]], [[1], [0], [0]])
+        self.assertEqual([device["compute_mode"] for device in report["devices"]], [3, 3, 3])
+        text = self.expect_ok(self.run_cli("probe", env=env)).out
+        for words in ("peer access to 1; none to 2", "compute mode exclusive process"):
+            self.assertIn(words, text)
+        self.assertIn("peer access none to 1: ", self.expect_ok(self.run_cli("probe", env={**env, "GPULOAN_SIM_DEVICES": "2", "GPULOAN_SIM_PEERS": "none"})).out)
+        uuid = "MIG-7770756c-6f61-6e00-7369-6d0000000002"
+        slice_only, = self.expect_ok(self.run_cli("probe", "--json", env={"GPULOAN_SIM_MIG": "2", "CUDA_VISIBLE_DEVICES": uuid})).json["devices"]
+        self.assertEqual((slice_only["uuid"], slice_only["peers"]), (uuid, []))
+
     def test_probe_says_what_is_lost(self):
         env = {"GPULOAN_SIM_WITHOUT": "vmm,memops"}
         device, = self.expect_ok(self.run_cli("probe", "--json", env=env)).json["devices"]
