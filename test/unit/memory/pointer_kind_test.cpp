@@ -6,6 +6,7 @@
 #include <memory/pointer_kind.hpp>
 
 #include <array>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@ constexpr std::uint64_t kChunk = 2U << 20;
 
 const std::shared_ptr<driver::Gpu>& gpu() {
   static const std::shared_ptr<driver::Gpu> opened = [] {
+    ::setenv("GPULOAN_SIM_DEVICES", "2", 1);
     auto driver = driver::Driver::open("sim");
     if (!driver) FAIL(driver.error().text);
     auto made = driver::Gpu::open(*driver, 0);
@@ -51,8 +53,8 @@ struct Block {
   cuda::DevicePtr pointer = 0;
 };
 
-// Four chunks' worth of addresses; each has memory with or without a handle, or none.
-enum class Chunk { None, Shareable, Private };
+// Four chunks' worth of addresses; each has memory with or without a handle, of the other device, or none.
+enum class Chunk { None, Shareable, Private, Elsewhere };
 struct Chunks {
   explicit Chunks(const std::array<Chunk, 4>& wanted) : scope(*gpu()), what(wanted) {
     REQUIRE(call().cuMemAddressReserve(&pointer, 4 * kChunk, 0, 0, 0) == cuda::Success);
@@ -69,8 +71,8 @@ struct Chunks {
   static void map(cuda::DevicePtr at, Chunk kind) {
     cuda::AllocationProp prop = {};
     prop.type = cuda::AllocationPinned;
-    prop.requested_handle_types = kind == Chunk::Shareable ? cuda::HandlePosixFd : cuda::HandleNone;
-    prop.location = {cuda::LocationDevice, 0};
+    prop.requested_handle_types = kind == Chunk::Private ? cuda::HandleNone : cuda::HandlePosixFd;
+    prop.location = {cuda::LocationDevice, kind == Chunk::Elsewhere ? 1 : 0};
     cuda::MemHandle handle = 0;
     REQUIRE(call().cuMemCreate(&handle, kChunk, &prop, 0) == cuda::Success);
     REQUIRE(call().cuMemMap(at, kChunk, 0, handle, 0) == cuda::Success);
@@ -80,7 +82,7 @@ struct Chunks {
   std::array<Chunk, 4> what;
   cuda::DevicePtr pointer = 0;
 };
-constexpr Chunk S = Chunk::Shareable, P = Chunk::Private, N = Chunk::None;
+constexpr Chunk S = Chunk::Shareable, P = Chunk::Private, E = Chunk::Elsewhere, N = Chunk::None;
 
 } // namespace
 
@@ -134,6 +136,25 @@ TEST_CASE("a chunk without a handle makes the whole range private") {
   const PointerInfo mixed = classified(chunks.pointer, 3 * kChunk);
   CHECK(mixed.kind == PointerKind::VmmPrivate);
   CHECK(mixed.pieces == 3);
+}
+
+// G4
+TEST_CASE("memory of another device is refused") {
+  const Chunks chunks({S, E, N, S});
+  CHECK(classified(chunks.pointer, kChunk).kind == PointerKind::VmmShareable);
+  for (const auto& [offset, bytes] : {std::pair<std::uint64_t, std::uint64_t>{kChunk, 1}, {0, kChunk + 1}}) {
+    CHECK(refused(chunks.pointer + offset, bytes).find("is memory of device 1, the context works on device 0 (GPU-6770756c-") != std::string::npos);
+  }
+  auto other = driver::Gpu::open(*driver::Driver::open("sim"), 1, true);
+  REQUIRE(other);
+  cuda::DevicePtr pointer = 0;
+  {
+    const driver::Gpu::Scope scope(**other);
+    REQUIRE(call().cuMemAlloc(&pointer, 1000) == cuda::Success);
+  }
+  CHECK(refused(pointer, 1000).find("is memory of device 1, ") != std::string::npos);
+  CHECK(memory::classify(**other, pointer, 1000)->kind == PointerKind::Alloc);
+  call().cuMemFree(pointer);
 }
 
 TEST_CASE("a gap in a mapping is refused, memory before and behind it is not") {
