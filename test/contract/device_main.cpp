@@ -3,7 +3,7 @@
 // device_test: the tests of several devices, as a program that runs anywhere with libgpuloan.so.0 and a driver. What asks
 // for more devices than the machine has, or for the simulated driver's knobs, is skipped there.
 //
-//   device_test --driver sim|real|PATH --gate memop|event|host --engine epoll|io_uring [--only TEXT]
+//   device_test --driver sim|real|PATH --gate memop|host --engine epoll|io_uring [--only TEXT]
 //       as TAP. Exit status 0: passed, 1: failed, 77: nothing could run here.
 //   device_test --list
 //       the cases
