@@ -20,7 +20,7 @@
  *   Functions return GPULOAN_OK (0) or a negative gpuloan_status; gpuloan_error_text() then has the whole sentence for
  *   the calling thread: the call that failed, its errno or CUresult, and what to do.
  *   A stream is a CUstream passed as void *; NULL means the legacy default stream, GPULOAN_STREAM_PER_THREAD the
- *   per-thread one. Streams in graph capture are refused (GPULOAN_ERR_CAPTURE) and not disturbed.
+ *   per-thread one, both of the CUDA context that the gpuloan_context works in, whichever is current. Streams in graph capture are refused (GPULOAN_ERR_CAPTURE) and not disturbed.
  *
  * Threads
  *   Every function may be called from any thread at any time, except that an object must not be used during or after
