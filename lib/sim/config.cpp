@@ -43,6 +43,7 @@ class Parser {
     std::uint64_t lag_us = config_.lag_ns / 1000;
     number("GPULOAN_SIM_LAG_US", lag_us, 0, 60'000'000);
     config_.lag_ns = lag_us * 1000;
+    parse_import_limit();
     number("GPULOAN_SIM_VERSION", config_.version, 1000, 99'999);
     number("GPULOAN_SIM_MPS", config_.mps, 0, 1);
     parse_slices();
@@ -129,6 +130,25 @@ class Parser {
       config_.peers[static_cast<std::size_t>(from)] |= 1U << to;
       if (part[mark] == '-') config_.peers[static_cast<std::size_t>(to)] |= 1U << from;
     }
+  }
+
+  void parse_import_limit() {
+    const char* text = std::getenv("GPULOAN_SIM_IMPORT_LIMIT_MIB");
+    if (text == nullptr || *text == '\0') return;
+    constexpr std::pair<std::string_view, TooLarge> kEnds[] = {
+        {"dies", TooLarge::Dies}, {"fails", TooLarge::Fails}, {"hangs", TooLarge::Hangs}};
+    const auto fields = split(text, ':');
+    const auto* end = std::find_if(std::begin(kEnds), std::end(kEnds),
+                                   [&](const auto& entry) { return fields.size() == 2 && entry.first == fields[1]; });
+    std::uint64_t mebibytes = 0;
+    const bool good = parse_number(fields[0], mebibytes) && mebibytes <= std::uint64_t{1} << 24 && fields.size() <= 2 &&
+                      (fields.size() == 1 || end != std::end(kEnds));
+    if (!good) {
+      reject("GPULOAN_SIM_IMPORT_LIMIT_MIB", text, "a number from 0 to 16777216, which :dies, :fails or :hangs may follow");
+      return;
+    }
+    config_.import_limit = mebibytes << 20;
+    if (end != std::end(kEnds)) config_.too_large = end->second;
   }
 
   void parse_without() {

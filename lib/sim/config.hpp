@@ -23,12 +23,17 @@ struct FaultRule {
   CuResult code = Success;
 };
 
+// What becomes of a process that imports too large an allocation of a pool (fact P3).
+enum class TooLarge { Dies, Fails, Hangs };
+
 struct Config {
   std::string state_path;
   int devices = 1; // slices, where the GPUs are divided
   int slices = 0;  // of each GPU; 0: not in MIG mode
   std::uint64_t memory_bytes = std::uint64_t{143360} << 20;
   std::uint64_t lag_ns = 200'000;
+  std::uint64_t import_limit = std::uint64_t{5248} << 20; // of one pool allocation; 0: none
+  TooLarge too_large = TooLarge::Dies;
   int version = 13000;
   int mps = 0;
   int compute_mode = ModeDefault;

@@ -39,9 +39,6 @@ constexpr char kCardMagic[8] = {'s', 'i', 'm', '_', 'p', 'o', 'o', 'l'};
 constexpr char kPointerMagic[8] = {'s', 'i', 'm', 'p', 'o', 'i', 'n', 't'};
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
-// The largest allocation that a real importer survives (fact P3).
-constexpr std::uint64_t kLargestImport = std::uint64_t{5248} << 20;
-
 Fd make_card(int physical) {
   Card card = {};
   std::memcpy(card.magic, kCardMagic, sizeof kCardMagic);
@@ -68,6 +65,16 @@ CuResult read_card(int fd, FileIdentity& out_identity, int& out_physical) {
 std::mutex& importing() {
   static auto* instance = new std::mutex;
   return *instance;
+}
+
+// An importer does not survive it (fact P3).
+CuResult import_too_large() {
+  switch (config().too_large) {
+    case TooLarge::Dies: ::raise(SIGSEGV); return Unknown; // where the program handles it
+    case TooLarge::Fails: return InvalidValue;
+    case TooLarge::Hangs: break;
+  }
+  for (;;) ::pause();
 }
 
 CuResult import_pointer(PoolState& pool, const PointerBytes& wanted, DevicePtr& out) {
@@ -153,10 +160,7 @@ CuResult cuMemPoolImportPointer(DevicePtr* pointer, Pool pool, PoolPointer* shar
   const auto bytes = std::bit_cast<PointerBytes>(*shared);
   if (std::memcmp(bytes.magic, kPointerMagic, sizeof kPointerMagic) != 0) return InvalidValue;
   if (found->origin != PoolState::Origin::Imported || found->identity() != bytes.pool) return InvalidValue;
-  if (bytes.bytes > kLargestImport) {
-    ::raise(SIGSEGV);
-    return Unknown; // where the program handles it
-  }
+  if (config().import_limit != 0 && bytes.bytes > config().import_limit) return import_too_large();
   return import_pointer(*found, bytes, *pointer);
 }
 

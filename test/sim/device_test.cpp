@@ -257,6 +257,10 @@ TEST_CASE("a variable that cannot be understood fails cuInit") {
   Machine machine;
   in_child([] { CHECK(init_with("GPULOAN_SIM_DEVICES", "9") == InvalidValue); });
   in_child([] { CHECK(init_with("GPULOAN_SIM_LAG_US", "soon") == InvalidValue); });
+  for (const char* limit : {"-1", "5248:", "5248:sleeps", "5248:dies:fails", "16777217"}) {
+    CAPTURE(limit);
+    in_child([=] { CHECK(init_with("GPULOAN_SIM_IMPORT_LIMIT_MIB", limit) == InvalidValue); });
+  }
   in_child([] { CHECK(init_with("GPULOAN_SIM_FAIL", "cuMemCreat:1:2") == InvalidValue); });
   in_child([] { CHECK(init_with("GPULOAN_SIM_FAIL", "cuMemCreate:0:2") == InvalidValue); });
   in_child([] { CHECK(init_with("GPULOAN_SIM_FAIL", "cuMemCreate:1") == InvalidValue); });

@@ -368,6 +368,34 @@ TEST_CASE("P3: importing an allocation over 5248 MiB is the end of the importer"
   exporter.finish();
 }
 
+TEST_CASE("the largest import and the end of a larger one can be chosen") {
+  struct {
+    const char* limit;
+    std::size_t mebibytes;
+    CuResult result;
+  } const rows[] = {{"64:fails", 64, Success}, {"64:fails", 66, InvalidValue}, {"0", 6000, Success}};
+  for (const auto& row : rows) {
+    CAPTURE(row.limit);
+    Machine machine;
+    machine.set("GPULOAN_SIM_IMPORT_LIMIT_MIB", row.limit);
+    Link link;
+    Child exporter([&] {
+      start();
+      static_cast<void>(lend(link.left(), row.mebibytes * kMiB));
+      CHECK(link.left().hear() == 1);
+    });
+    Child importer([&] {
+      start();
+      const Pool pool = receive_pool(link.right());
+      DevicePtr pointer = 0;
+      CHECK(try_import_pointer(pool, receive(link.right()), pointer) == row.result);
+      link.right().say(1);
+    });
+    importer.finish();
+    exporter.finish();
+  }
+}
+
 TEST_CASE("memory that the exporter gave back stays with the importer, and cannot be imported any more") {
   Machine machine;
   Link link;
