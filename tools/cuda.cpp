@@ -9,15 +9,19 @@ namespace gpuloan::tool {
 
 void Cuda::resolve(const char* path) {
   // gpuloan holds the library open for the life of the process, so this handle is never closed either.
-  void* library = ::dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) library = ::dlopen(path, RTLD_NOW);
-  if (library == nullptr)
+  library_ = ::dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  if (library_ == nullptr) library_ = ::dlopen(path, RTLD_NOW);
+  if (library_ == nullptr)
     throw Failure(ExitNoDriver, std::string("cannot open the driver library again: ") + ::dlerror());
-#define GPULOAN_TOOL_RESOLVE(symbol, member, parameters)                                                               \
-  call_.member = reinterpret_cast<decltype(call_.member)>(::dlsym(library, #symbol));                                  \
-  if (call_.member == nullptr) throw Failure(ExitNoDriver, std::string(path) + " lacks " #symbol);
+#define GPULOAN_TOOL_RESOLVE(symbol, member, parameters) find(#symbol, call_.member);
   GPULOAN_TOOL_CALLS(GPULOAN_TOOL_RESOLVE)
 #undef GPULOAN_TOOL_RESOLVE
+}
+
+void* Cuda::address(const char* name) const {
+  void* const found = ::dlsym(library_, name);
+  if (found == nullptr) throw Failure(ExitNoDriver, std::string("the driver library lacks ") + name);
+  return found;
 }
 
 void Cuda::check(const char* call, cuda::CuResult code) const {

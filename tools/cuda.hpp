@@ -47,9 +47,17 @@ class Cuda {
   void fill32(std::uint64_t to, std::uint32_t value, std::size_t words);
   void synchronize();
 
+  // Another function of the same library. Throws Failure where it has none of that name.
+  template <typename Function>
+  void find(const char* name, Function& out) const {
+    out = reinterpret_cast<Function>(address(name));
+  }
+  // Throws Failure that names the call.
+  void check(const char* call, cuda::CuResult code) const;
+
  private:
   void resolve(const char* path);
-  void check(const char* call, cuda::CuResult code) const;
+  [[nodiscard]] void* address(const char* name) const;
 
   struct Calls {
 #define GPULOAN_TOOL_MEMBER(symbol, member, parameters) cuda::CuResult(*member) parameters = nullptr;
@@ -57,6 +65,7 @@ class Cuda {
 #undef GPULOAN_TOOL_MEMBER
   };
   Calls call_;
+  void* library_ = nullptr;
   cuda::Device device_ = 0;
   cuda::Stream stream_ = nullptr;
 };

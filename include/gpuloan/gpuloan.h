@@ -175,6 +175,11 @@ enum gpuloan_rung { /* bits of a mask */
 enum gpuloan_gate { GPULOAN_GATE_AUTO = 0, GPULOAN_GATE_MEMOP = 1, GPULOAN_GATE_EVENT = 2, GPULOAN_GATE_HOST = 3 };
 enum gpuloan_policy { GPULOAN_POLICY_BEST = 0, GPULOAN_POLICY_REQUIRE_ZERO_COPY = 1 };
 enum gpuloan_canary { GPULOAN_CANARY_NOT_ATTEMPTED = 0, GPULOAN_CANARY_VERIFIED = 1, GPULOAN_CANARY_DEMOTED = 2 };
+typedef enum gpuloan_limit_source { /* where the import limit of the pool rung comes from */
+  GPULOAN_LIMIT_DEFAULT = 0,  /* 5248 MiB, what one device and driver were seen to survive */
+  GPULOAN_LIMIT_OPTION = 1,   /* gpuloan_context_options.pool_import_limit */
+  GPULOAN_LIMIT_MEASURED = 2  /* 'gpuloan probe --import-limit', on this device with this driver */
+} gpuloan_limit_source;
 enum gpuloan_memory_state { /* of the lent memory, at the exporter; only moves forward */
   GPULOAN_MEMORY_HELD = 0,        /* the importer may touch it */
   GPULOAN_MEMORY_RELEASED = 1,    /* nobody else may touch it */
@@ -210,7 +215,8 @@ typedef struct gpuloan_context_options {
   uint32_t canary_timeout_ms; /* how long a loan may wait for a canary's answer, or to become exclusive; 0: 2000 */
   uint64_t idle_bytes;        /* idle arena bytes kept per peer before chunks are recalled; 0: 1 GiB */
   uint64_t account_bytes;     /* arena bytes one account may pin (live, idle, retired, surrendered); 0: no limit */
-  uint64_t pool_import_limit; /* of one allocation on the pool rung; 0: 5248 MiB, beyond which importers were seen to die */
+  uint64_t pool_import_limit; /* of one allocation on the pool rung, beyond which its importer would die; 0: the measured
+                                 one (gpuloan_import_limit_remember), else 5248 MiB */
 } gpuloan_context_options;
 
 /* Makes a context. The driver is opened here (errors: the device group); a CUDA context is used only once a peer
@@ -569,6 +575,8 @@ typedef struct gpuloan_device_info {
   char name[128];
   char floor_reason[GPULOAN_TEXT_MAX]; /* what is lost without each missing floor */
   uint64_t peers;               /* bit n: this device reaches the memory of device n of this process (peer access) */
+  uint64_t pool_import_limit;          /* that a context takes whose options name none; 0 without the floor POOLS */
+  uint32_t pool_import_limit_source;   /* gpuloan_limit_source */
 } gpuloan_device_info;
 
 typedef struct gpuloan_driver_info {
@@ -583,6 +591,13 @@ typedef struct gpuloan_driver_info {
 /* Opens the driver (NULL: as a context would) and describes it; no CUDA context is made. */
 GPULOAN_API gpuloan_status gpuloan_driver_probe(const char *driver, gpuloan_driver_info *out_info);
 GPULOAN_API gpuloan_status gpuloan_device_probe(const char *driver, int32_t ordinal, gpuloan_device_info *out_info);
+/* Keeps what was measured: one allocation of a pool of `bytes` (rounded down to 2 MiB) can be imported on this device with
+ * this driver, and no larger one. It is kept in a file of this user's ($XDG_CACHE_HOME, else ~/.cache, gpuloan/), for this
+ * device's UUID and this driver's release, and used by contexts that are made from then on, of all processes of the user.
+ * A number that is too large kills importers: 'gpuloan probe --import-limit' measures it and calls this.
+ * Errors: as of gpuloan_device_probe; UNSUPPORTED without the floor POOLS, INVALID (less than 2 MiB, more than the device
+ * has), SYSTEM (no folder, or it cannot be written). */
+GPULOAN_API gpuloan_status gpuloan_import_limit_remember(const char *driver, int32_t ordinal, uint64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -37,7 +37,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
     GPULOAN_LOG(GPULOAN_LOG_WARNING, "the pool rung is on. It is EXPERIMENTAL: importing one allocation above the import limit kills the importer, and "
                                      "the driver keeps what was lent from the device after it is freed");
   }
-  if (in.pool_import_limit != 0) out.pool_import_limit = in.pool_import_limit;
+  if (in.pool_import_limit != 0) out.pool_import_limit = {in.pool_import_limit, GPULOAN_LIMIT_OPTION};
   if (in.gpu_wait_limit != 0) out.gpu_wait_limit = in.gpu_wait_limit;
   if (in.slots != 0) out.slots = in.slots;
   if (in.canary_timeout_ms != 0) out.canary_timeout_ms = in.canary_timeout_ms;
@@ -84,6 +84,10 @@ gpuloan_status gpuloan_context_create(const gpuloan_context_options *options, gp
     if (!wanted) return forward(std::move(wanted.error()));
     auto gpu = open_gpu(*given);
     if (!gpu) return forward(std::move(gpu.error()));
+    const bool asks = wanted->role == GPULOAN_ROLE_EXPORTER && (wanted->rungs & GPULOAN_RUNG_POOL) != 0 && given->pool_import_limit == 0;
+    if (asks && *gpu && (*gpu)->floors().has(GPULOAN_FLOOR_POOLS)) {
+      wanted->pool_import_limit = memory::find_import_limit((*gpu)->driver(), (*gpu)->floors());
+    }
     auto context = std::make_unique<gpuloan_context>();
     if (wanted->role == GPULOAN_ROLE_EXPORTER) {
       auto exporter = loan::Exporter::create(*wanted, std::move(*gpu));

@@ -3,6 +3,8 @@
 // What the driver and its devices can do, without a context.
 #include <abi/abi.hpp>
 
+#include <base/log.hpp>
+
 using namespace gpuloan;
 using namespace gpuloan::abi;
 
@@ -42,7 +44,24 @@ Result<void> probe_device(const char *choice, int ordinal, gpuloan_device_info *
     if (other.reachable && other.ordinal < 64) info.peers |= std::uint64_t{1} << other.ordinal;
   }
   copy_text(info.floor_reason, sizeof info.floor_reason, floors->reason);
+  if (floors->has(GPULOAN_FLOOR_POOLS)) {
+    const memory::ImportLimit limit = memory::find_import_limit(**opened, *floors);
+    info.pool_import_limit = limit.bytes;
+    info.pool_import_limit_source = limit.source;
+  }
   return write_struct(out_info, info, "out_info");
+}
+
+Result<void> remember_limit(const char *choice, int ordinal, std::uint64_t bytes) {
+  auto opened = driver::Driver::open(choice);
+  if (!opened) return forward(std::move(opened.error()));
+  auto floors = driver::probe_floors(**opened, ordinal);
+  if (!floors) return forward(std::move(floors.error()));
+  if (!floors->has(GPULOAN_FLOOR_POOLS)) return fail(GPULOAN_ERR_UNSUPPORTED, "this device has no pools that could be imported: " + floors->reason);
+  auto path = memory::remember_import_limit(**opened, *floors, bytes);
+  if (!path) return forward(std::move(path.error()));
+  GPULOAN_LOG(GPULOAN_LOG_INFO, "the import limit of pool allocations, " + std::to_string(bytes) + " bytes, is kept in " + *path);
+  return {};
 }
 
 } // namespace
@@ -55,6 +74,10 @@ gpuloan_status gpuloan_driver_probe(const char *driver, gpuloan_driver_info *out
 
 gpuloan_status gpuloan_device_probe(const char *driver, int32_t ordinal, gpuloan_device_info *out_info) {
   return guard([&] { return probe_device(driver, ordinal, out_info); });
+}
+
+gpuloan_status gpuloan_import_limit_remember(const char *driver, int32_t ordinal, uint64_t bytes) {
+  return guard([&] { return remember_limit(driver, ordinal, bytes); });
 }
 
 } // extern "C"

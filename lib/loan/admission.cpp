@@ -76,7 +76,7 @@ std::string refuse_pool(const AdmissionInput& in) {
   if (in.origin == Origin::Nothing) return "";
   if (in.allocation_bytes > in.import_limit) {
     return "the allocation has " + std::to_string(in.allocation_bytes) + " bytes, and importing more than " + std::to_string(in.import_limit) +
-           " at once kills the importer";
+           " at once kills the importer (" + in.import_limit_source + ")";
   }
   if (auto why = refuse_keeping(in); !why.empty()) return why;
   return refuse_proof(in.pool);

@@ -16,6 +16,7 @@
 #include <loan/patience.hpp>
 #include <loan/peer.hpp>
 #include <loop/engine.hpp>
+#include <memory/import_limit.hpp>
 
 #include <atomic>
 #include <condition_variable>
@@ -42,7 +43,7 @@ struct ContextOptions {
   std::uint32_t canary_timeout_ms = 2000;
   std::uint64_t idle_bytes = std::uint64_t{1} << 30;
   std::uint64_t account_bytes = 0;
-  std::uint64_t pool_import_limit = std::uint64_t{5248} << 20; // P3
+  memory::ImportLimit pool_import_limit;
 };
 
 struct Event {

@@ -91,7 +91,8 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.access = options.access;
     input.bytes = bytes;
     input.allocation_bytes = place.foreign.bytes;
-    input.import_limit = options_.pool_import_limit;
+    input.import_limit = options_.pool_import_limit.bytes;
+    input.import_limit_source = memory::limit_source_text(options_.pool_import_limit.source);
     input.wanted = options.memory;
     input.exporter = {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0};
     input.importer = peer.floors;

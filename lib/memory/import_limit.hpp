@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+//
+// How large one allocation of a pool may be for another process to import it. A larger one kills the importer, without an
+// error (P3), so nobody finds out but by trying in a process that may die: `gpuloan probe --import-limit` does, and the
+// result is kept in a file for each device (base/cache_file.hpp).
+//
+// The file is text, and all of it follows from the device, the driver and the number, so it is checked by writing it again:
+// one that says anything else is damaged, of another format, another device's, or older than the driver, and is not used.
+#pragma once
+
+#include <driver/gpu.hpp>
+
+namespace gpuloan::memory {
+
+inline constexpr std::uint64_t kImportLimitDefault = std::uint64_t{5248} << 20; // P3
+inline constexpr std::uint64_t kImportLimitUnit = std::uint64_t{2} << 20;       // in which it was seen to move
+
+struct ImportLimit {
+  std::uint64_t bytes = kImportLimitDefault;
+  gpuloan_limit_source source = GPULOAN_LIMIT_DEFAULT;
+};
+// "the option pool_import_limit", "measured on this device and driver", ...
+[[nodiscard]] const char* limit_source_text(gpuloan_limit_source source) noexcept;
+
+// What a context takes whose options name none: the measured one, else the default. A file that is there and not used
+// makes one line in the log.
+[[nodiscard]] ImportLimit find_import_limit(const driver::Driver& driver, const driver::Floors& floors);
+// Keeps `bytes`, rounded down to 2 MiB; the path of the file. INVALID for less than 2 MiB or more than the device has.
+[[nodiscard]] Result<std::string> remember_import_limit(const driver::Driver& driver, const driver::Floors& floors, std::uint64_t bytes);
+
+// The file's name and text.
+[[nodiscard]] std::string import_limit_name(const driver::Floors& floors);
+[[nodiscard]] std::string import_limit_text(const driver::Driver& driver, const driver::Floors& floors, std::uint64_t bytes);
+
+} // namespace gpuloan::memory
