@@ -34,6 +34,7 @@ constexpr Command kCommands[] = {
     {"bench", bench_command, "loans beside bare driver code that does the same work"},
     {"demo-worker", demo_worker, nullptr},
     {"bench-worker", bench_worker, nullptr},
+    {"import-limit-child", import_limit_child, nullptr},
 };
 
 void print_help(std::FILE* out) {

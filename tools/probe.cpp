@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
 // gpuloan probe: what the driver, each device and the kernel can do, and what is lost where something is missing. It
-// makes no CUDA context. What can be said is said even where there is no driver; the exit code then is that of the
+// makes no CUDA context, save to search for the import limit. What can be said is said even where there is no driver; the exit code then is that of the
 // driver's error.
 #include "commands.hpp"
+#include "import_limit.hpp"
 #include "output.hpp"
 #include "session.hpp"
 
@@ -61,7 +62,12 @@ struct Findings {
   std::vector<gpuloan_device_info> devices;
   std::vector<Fact> kernel;
   std::string kernel_release;
+  std::optional<ImportLimitFound> import_limit; // where it was searched for
 };
+
+const char* limit_source(std::uint32_t source) {
+  return source == GPULOAN_LIMIT_MEASURED ? "measured" : source == GPULOAN_LIMIT_OPTION ? "option" : "default";
+}
 
 const char* compute_mode_name(std::int32_t mode) {
   return mode == 2   ? "prohibited: no CUDA context can be made"
@@ -159,7 +165,22 @@ void print_device(const gpuloan_device_info& info, const Findings& found) {
     std::printf("  %-14s %-3s  %s%s\n", floor.name, has ? "yes" : "NO",
                 has ? "" : "lost: ", has ? floor.gives : floor.lost);
   }
+  if (info.pool_import_limit != 0) {
+    std::printf("  %-14s %llu MiB for one allocation of a pool (%s)\n", "import limit",
+                static_cast<unsigned long long>(info.pool_import_limit >> 20),
+                info.pool_import_limit_source == GPULOAN_LIMIT_MEASURED ? "measured" : "default; --import-limit measures it");
+  }
   if (info.floor_reason[0] != '\0') std::printf("  missing: %s\n", info.floor_reason);
+}
+
+void print_import_limit(const ImportLimitFound& found) {
+  const auto mebibytes = [](std::uint64_t bytes) { return static_cast<unsigned long long>(bytes >> 20); };
+  std::printf("\nimport limit of device %d: %s%llu MiB; searched from %llu to %llu MiB in %u imports\n", found.device,
+              found.reached_upper ? "no limit up to " : "", mebibytes(found.bytes), mebibytes(found.lower), mebibytes(found.upper),
+              found.steps);
+  if (found.missing >> 26 != 0) {
+    std::printf("  %s of the device did not come back; they will at the end of this process\n", size_text(found.missing).c_str());
+  }
 }
 
 void print_text(const Findings& found) {
@@ -167,6 +188,7 @@ void print_text(const Findings& found) {
   std::printf("driver  %s\n", found.driver.path[0] != '\0' ? driver_line(found.driver).c_str() : "none");
   std::printf("minimum %s\n", kMinimumDriver);
   for (const gpuloan_device_info& info : found.devices) print_device(info, found);
+  if (found.import_limit) print_import_limit(*found.import_limit);
   std::printf("\nkernel  Linux %s\n", found.kernel_release.c_str());
   for (const Fact& fact : found.kernel) {
     std::printf("  %-14s %-3s%s%s\n", fact.name, fact.good ? "yes" : "NO", fact.text.empty() ? "" : "  ",
@@ -184,6 +206,8 @@ void json_device(Json& json, const gpuloan_device_info& info) {
     if ((info.peers >> other & 1U) != 0) json.value(other);
   }
   json.end();
+  json.member("pool_import_limit", info.pool_import_limit);
+  json.member("pool_import_limit_source", limit_source(info.pool_import_limit_source));
   json.key("floors").begin_array();
   for (const FloorRow& floor : kFloors) {
     const bool has = (info.floors & floor.bit) != 0;
@@ -212,6 +236,14 @@ void print_json(const Findings& found) {
   json.key("devices").begin_array();
   for (const gpuloan_device_info& info : found.devices) json_device(json, info);
   json.end();
+  json.key("import_limit");
+  if (const auto& limit = found.import_limit) {
+    json.begin_object().member("device", limit->device).member("bytes", limit->bytes).member("reached_upper", limit->reached_upper);
+    json.member("lower_bytes", limit->lower).member("upper_bytes", limit->upper).member("imports", limit->steps);
+    json.member("device_bytes_missing", limit->missing).end();
+  } else {
+    json.null();
+  }
   json.key("kernel").begin_object().member("release", found.kernel_release).key("facilities").begin_array();
   for (const Fact& fact : found.kernel) {
     json.begin_object().member("name", fact.name).member("available", fact.good).member("text", fact.text).end();
@@ -226,10 +258,22 @@ int probe(Arguments arguments) {
   CommonOptions common;
   Parser parser("probe [OPTION]...",
                 "Says what the driver, its devices and the kernel can do for loans, and what is lost where\n"
-                "something is missing. Makes no CUDA context.");
+                "something is missing. Makes no CUDA context, except with --import-limit.");
   common.add_to(parser);
+  bool import_limit = false;
+  std::uint32_t step_timeout_ms = 20'000;
+  parser.flag("import-limit", "measure how large an allocation the EXPERIMENTAL pool rung can lend, and keep it", import_limit);
+  parser.value("step-timeout", "SECONDS", "with --import-limit: an import that takes longer counts as too large; default 20",
+               [&](const std::string& text) { step_timeout_ms = parse_seconds(text); });
   if (!parser.parse(arguments)) return ExitOk;
-  const Findings found = look(common, parser.given("device"));
+  std::optional<ImportLimitFound> limit;
+  if (import_limit) {
+    limit = find_import_limit(common, step_timeout_ms);
+    attempt("the import limit is " + std::to_string(limit->bytes >> 20) + " MiB",
+            [&] { check(gpuloan_import_limit_remember(common.driver_or_null(), common.device, limit->bytes)); });
+  }
+  Findings found = look(common, parser.given("device"));
+  found.import_limit = limit;
   common.json ? print_json(found) : print_text(found);
   std::fflush(stdout);
   if (!found.driver_error.empty()) std::fprintf(stderr, "gpuloan probe: %s\n", found.driver_error.c_str());

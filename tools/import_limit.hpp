@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+//
+// gpuloan probe --import-limit: how large one allocation of a memory pool may be for another process to import it. A larger
+// one kills the importer (fact P3), so each size is tried by a process of its own, which may die. This process makes the
+// allocation, in a pool of its own whose descriptor is closed before the pool is destroyed: else the device does not get
+// the memory back (P8).
+//
+// The sizes double until one is too large, then the gap is halved down to 2 MiB. What is found has to be survived twice
+// more. Nothing else is taken off: the limit was seen to be a fixed size, the same on two devices and with two drivers, and
+// an allocation below it is as safe as a small one; a limit that is no such size does not come out the same three times.
+#pragma once
+
+#include "session.hpp"
+
+#include <optional>
+
+namespace gpuloan::tool {
+
+struct ImportLimitFound {
+  std::int32_t device = 0;
+  std::uint64_t bytes = 0; // the largest that was survived
+  bool reached_upper = false; // no limit was met
+  std::uint64_t lower = 0, upper = 0; // of the search
+  unsigned steps = 0;
+  std::uint64_t missing = 0; // bytes of device memory that did not come back
+};
+
+// Writes a line on stderr for each step. Throws Failure: without pools, without room, at the end of --timeout, and for a
+// limit that is not the same twice.
+[[nodiscard]] ImportLimitFound find_import_limit(const CommonOptions& common, std::uint32_t step_timeout_ms);
+
+} // namespace gpuloan::tool
