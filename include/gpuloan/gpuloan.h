@@ -599,6 +599,25 @@ GPULOAN_API gpuloan_status gpuloan_device_probe(const char *driver, int32_t ordi
  * has), SYSTEM (no folder, or it cannot be written). */
 GPULOAN_API gpuloan_status gpuloan_import_limit_remember(const char *driver, int32_t ordinal, uint64_t bytes);
 
+/* EXPERIMENTAL, as the pool rung is. Puts a memory pool that can be shared in the place of the device's current one
+ * (cuDeviceSetMemPool), so that what cuMemAllocAsync and cudaMallocAsync hand out from now on, in this process and on this
+ * device, can be lent by the pool rung where a context allows that, each allocation up to the import limit. For PyTorch:
+ * before `import torch`, with PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync. `device` is the driver's ordinal, as in
+ * gpuloan_device_probe; the driver is GPULOAN_DRIVER's, else the real one; the thread's current CUDA context does not matter
+ * and stays current. The device's primary context is made and held until uninstall. One warning in the log says what was done.
+ *
+ * It cannot help memory that was allocated before: that stays in the former pool and is copied when it is lent; the warning
+ * says how much it is. Nor memory of pools that a framework makes for itself (cuMemAllocFromPoolAsync), nor of cuMemAlloc.
+ * Freed memory stays with the pool for its next allocations, and what was once lent from it comes back to the device with the
+ * pool at the earliest (P8). Do not destroy the pool that was current, nor this one.
+ * Errors: STATE (installed already), UNSUPPORTED (no floor POOLS), NO_DEVICE, FORKED, and those of opening a driver. */
+GPULOAN_API gpuloan_status gpuloan_pool_install(int32_t device);
+/* EXPERIMENTAL. The pool that was current before is so again, unless somebody else's has taken the place of ours. Memory that
+ * is still in use stays valid, and can be lent; while there is any, the pool is kept aside: what is freed goes back to the
+ * device (except P8), and the pool itself is destroyed at the next install or uninstall that finds it unused. End loans over
+ * the pool rung, and their contexts, before. Errors: STATE (none installed), FORKED, DRIVER. */
+GPULOAN_API gpuloan_status gpuloan_pool_uninstall(int32_t device);
+
 #ifdef __cplusplus
 }
 #endif

@@ -338,6 +338,43 @@ class Context {
   std::shared_ptr<detail::Core> core_;
 };
 
+// EXPERIMENTAL: gpuloan_pool_install for as long as the object lives.
+class InstalledPool {
+ public:
+  InstalledPool() noexcept = default;
+  [[nodiscard]] static InstalledPool install(std::int32_t device) {
+    check(gpuloan_pool_install(device));
+    InstalledPool pool;
+    pool.device_ = device;
+    return pool;
+  }
+  InstalledPool(InstalledPool&& other) noexcept : device_(std::exchange(other.device_, std::nullopt)) {}
+  InstalledPool& operator=(InstalledPool&& other) noexcept {
+    if (this != &other) {
+      reset();
+      device_ = std::exchange(other.device_, std::nullopt);
+    }
+    return *this;
+  }
+  InstalledPool(const InstalledPool&) = delete;
+  InstalledPool& operator=(const InstalledPool&) = delete;
+  ~InstalledPool() { reset(); }
+
+  // As the end of the object does, but says what went wrong; it then is installed still.
+  void uninstall() {
+    if (!device_) return;
+    check(gpuloan_pool_uninstall(*device_));
+    device_.reset();
+  }
+
+ private:
+  void reset() noexcept {
+    if (device_) static_cast<void>(gpuloan_pool_uninstall(*device_));
+    device_.reset();
+  }
+  std::optional<std::int32_t> device_;
+};
+
 // 64 hexadecimal digits, and back (surrounding white space is fine).
 [[nodiscard]] inline std::string format_key(const gpuloan_key& key) {
   char text[GPULOAN_KEY_TEXT_BYTES];
