@@ -36,6 +36,16 @@ void copy_text(char* to, std::size_t room, std::string_view text) {
   to[length] = '\0';
 }
 
+// What Check and Fill look at.
+gpuloan_view part_of(gpuloan_view view, const Command& command) {
+  if (command.bytes == 0) return view;
+  expect(command.value <= view.bytes && command.bytes <= view.bytes - command.value, "the part lies in the view");
+  view.pointer += command.value;
+  if (view.host != nullptr) view.host = static_cast<unsigned char*>(view.host) + command.value;
+  view.bytes = command.bytes;
+  return view;
+}
+
 // A child that does nothing but live, with everything that a fork inherits; not for ever.
 pid_t fork_sleeper() {
   const pid_t child = ::fork();
@@ -365,20 +375,22 @@ void Server::keep_view(Loan& loan, const gpuloan_view& view, Reply& reply) {
 
 void Server::check(const Loan& loan, const Command& command) {
   std::string wrong;
-  if (loan.view.host != nullptr) {
-    const std::span bytes(static_cast<const unsigned char*>(loan.view.host), loan.view.bytes);
+  const gpuloan_view view = part_of(loan.view, command);
+  if (view.host != nullptr) {
+    const std::span bytes(static_cast<const unsigned char*>(view.host), view.bytes);
     if (pattern_mismatch(bytes, command.seed) != bytes.size()) wrong = "the host bytes are not pattern " + std::to_string(command.seed);
   } else {
-    wrong = gpu_ != nullptr ? gpu_->mismatch(loan.view.pointer, loan.view.bytes, command.seed, command.stream) : "";
+    wrong = gpu_ != nullptr ? gpu_->mismatch(view.pointer, view.bytes, command.seed, command.stream) : "";
   }
   expect(wrong.empty(), "what the worker sees: " + wrong);
 }
 
 void Server::fill(const Loan& loan, const Command& command) {
-  if (loan.view.host != nullptr) {
-    write_pattern({static_cast<unsigned char*>(loan.view.host), loan.view.bytes}, command.seed);
-  } else if (loan.view.bytes > 0) {
-    gpu().upload(loan.view.pointer, loan.view.bytes, command.seed, command.stream);
+  const gpuloan_view view = part_of(loan.view, command);
+  if (view.host != nullptr) {
+    write_pattern({static_cast<unsigned char*>(view.host), view.bytes}, command.seed);
+  } else if (view.bytes > 0) {
+    gpu().upload(view.pointer, view.bytes, command.seed, command.stream);
   }
 }
 

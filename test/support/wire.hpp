@@ -17,8 +17,8 @@ enum class Op : std::uint32_t {
   Request,   // bytes, metadata_bytes, seed
   Acquire,   // timeout_ms
   AcquireOn, // stream, timeout_ms
-  Check,     // seed, stream: the view holds the pattern
-  Fill,      // seed, stream: the view gets the pattern
+  Check,     // seed, stream: the view holds the pattern; or, where `bytes` is not 0, these bytes of it from `value` on do
+  Fill,      // seed, stream: the view, or that part of it, gets the pattern
   Metadata,  // seed, metadata_bytes: the view has it
   DeviceOf,  // of the view's pointer: value, and its UUID in text
   Done,      // stream; kCpuStream: the CPU's
