@@ -52,6 +52,13 @@ inline constexpr unsigned kShared = EventDisableTiming | EventInterprocess;
 [[nodiscard]] CuResult later(Stream stream, int milliseconds = patience_ms());
 [[nodiscard]] inline DevicePtr at(const void* host) { return reinterpret_cast<std::uintptr_t>(host); }
 
+// foreign.cpp: pools of device 0.
+[[nodiscard]] Pool make_pool(int handle_types);
+[[nodiscard]] DevicePtr from_pool(Pool pool, std::size_t bytes);
+[[nodiscard]] int export_pool(Pool pool);
+[[nodiscard]] CuResult import_pool(int fd, Pool* pool);
+void fill(DevicePtr at, unsigned value, std::size_t words = 1024);
+
 void ask_startup();
 void ask_no_context();
 void ask_vmm();

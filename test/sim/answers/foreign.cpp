@@ -132,6 +132,15 @@ void say_kind(const std::string& prefix, DevicePtr pointer) {
   put(prefix, ".export-pointer", cuda.cuMemPoolExportPointer(&shared, pointer));
 }
 
+long long look(DevicePtr at) {
+  unsigned value = 0;
+  if (const CuResult result = cuda.cuMemcpyDtoHAsync(&value, at, 4, nullptr)) return -result;
+  if (const CuResult result = cuda.cuStreamSynchronize(nullptr)) return -result;
+  return value;
+}
+
+} // namespace
+
 Pool make_pool(int handle_types) {
   PoolProps props = {};
   props.type = AllocationPinned;
@@ -160,19 +169,10 @@ CuResult import_pool(int fd, Pool* pool) {
   return cuda.cuMemPoolImportFromShareableHandle(pool, shareable, HandlePosixFd, 0);
 }
 
-void fill(DevicePtr at, unsigned value, std::size_t words = 1024) {
+void fill(DevicePtr at, unsigned value, std::size_t words) {
   need(cuda.cuMemsetD32Async(at, value, words, nullptr), "fill");
   need(cuda.cuStreamSynchronize(nullptr), "sync");
 }
-
-long long look(DevicePtr at) {
-  unsigned value = 0;
-  if (const CuResult result = cuda.cuMemcpyDtoHAsync(&value, at, 4, nullptr)) return -result;
-  if (const CuResult result = cuda.cuStreamSynchronize(nullptr)) return -result;
-  return value;
-}
-
-} // namespace
 
 void ask_kinds() {
   start();
@@ -418,81 +418,6 @@ void ask_pool_import() {
   pair.pass(5);
   pair.until(6);
   pair.wait();
-}
-
-// Which step strands the memory of a shared pool (P8): MiB of 256 that the device did not get back after free and
-// trim, and after the pool was destroyed. `depth`: 0 pool not exported, 1 exported, 2 and a pointer exported, 3 pool
-// imported, 4 and its pointer imported and freed again, 5 and the importer is gone before the exporter frees.
-void ask_stranded() {
-  for (int depth = 0; depth <= 5; ++depth) {
-    Pair pair;
-    if (pair.importer()) {
-      if (depth < 3) Pair::leave();
-      start();
-      pair.until(1);
-      Pool pool = nullptr;
-      need(import_pool(pair.receive_fd(), &pool), "import");
-      if (depth >= 4) {
-        auto shared = pair.take<PoolPointer>();
-        DevicePtr pointer = 0;
-        need(cuda.cuMemPoolImportPointer(&pointer, pool, &shared), "cuMemPoolImportPointer");
-        fill(pointer, 3);
-        need(cuda.cuMemFree(pointer), "cuMemFree");
-      }
-      pair.pass(2);
-      if (depth == 5) Pair::leave();
-      pair.until(3);
-      Pair::leave();
-    }
-    const pid_t exporter = ::fork();
-    if (exporter != 0) {
-      ::waitpid(exporter, nullptr, 0);
-      pair.pass(3);
-      pair.wait();
-      continue;
-    }
-    start();
-    const std::string prefix = "depth-" + std::to_string(depth);
-    const auto missing = [&](std::size_t before) {
-      std::size_t now = 0, total = 0;
-      need(cuda.cuMemGetInfo(&now, &total), "cuMemGetInfo");
-      return before > now ? static_cast<long long>((before - now + 16 * kMiB) / (32 * kMiB)) * 32 : 0;
-    };
-    fill(from_pool(make_pool(HandlePosixFd), kMiB), 1);
-    if (depth >= 3) { // its context takes memory too
-      const Pool warm = make_pool(HandlePosixFd);
-      static_cast<void>(warm);
-    }
-    std::size_t before = 0, total = 0;
-    const Pool pool = make_pool(HandlePosixFd);
-    int fd = -1;
-    if (depth >= 1) fd = export_pool(pool);
-    if (depth >= 3) ::sleep(1); // the importer's context is made meanwhile
-    need(cuda.cuMemGetInfo(&before, &total), "cuMemGetInfo");
-    const DevicePtr pointer = from_pool(pool, 256 * kMiB);
-    fill(pointer, 2);
-    PoolPointer shared = {};
-    if (depth >= 2) need(cuda.cuMemPoolExportPointer(&shared, pointer), "cuMemPoolExportPointer");
-    if (depth >= 3) {
-      pair.put(shared);
-      pair.send_fd(fd);
-      pair.pass(1);
-      pair.until(2);
-      if (depth == 5) ::sleep(1);
-    }
-    need(cuda.cuMemFree(pointer), "cuMemFree");
-    need(cuda.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo");
-    need(cuda.cuCtxSynchronize(), "sync");
-    put(prefix, ".trimmed", missing(before));
-    const DevicePtr second = from_pool(pool, 256 * kMiB);
-    put(prefix, ".again", missing(before));
-    need(cuda.cuMemFree(second), "cuMemFree");
-    need(cuda.cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo");
-    put(prefix, ".trimmed-again", missing(before));
-    put(prefix, ".destroy", cuda.cuMemPoolDestroy(pool));
-    put(prefix, ".destroyed", missing(before));
-    Pair::leave();
-  }
 }
 
 } // namespace answers
