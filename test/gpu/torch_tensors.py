@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: MIT
 """PyTorch tensors of one allocator, lent by pointer and filled by a worker that knows nothing of PyTorch.
 
-Usage: torch_tensors.py LIBGPULOAN GPULOAN NATIVE|EXPANDABLE|ASYNC. The process lends a tensor for read, `gpuloan demo-worker`
+Usage: torch_tensors.py LIBGPULOAN GPULOAN NATIVE|EXPANDABLE|ASYNC|SWAP [LIMIT_MIB]. The process lends a tensor for read, `gpuloan demo-worker`
 copies it into the tensor that this process grants it, in place, and both are compared: whole tensors of several sizes, and views
-that begin inside their block. Prints a row for each; exits non-zero when one failed."""
+that begin inside their block. Prints a row for each; exits non-zero when one failed.
+
+SWAP (EXPERIMENTAL): cudaMallocAsync as in ASYNC, but gpuloan's pool is put in the place of the device's own before PyTorch
+loads, and the pool rung is allowed. What is at most LIMIT_MIB (5248) large then goes over pool in place, anything larger as a
+copy, and no worker dies (P3)."""
 import ctypes as c
 import os
 import socket
@@ -13,10 +17,25 @@ import sys
 
 LIBRARY, COMMAND, ALLOCATOR = sys.argv[1:4]
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = {
-    "NATIVE": "", "EXPANDABLE": "expandable_segments:True", "ASYNC": "backend:cudaMallocAsync"}[ALLOCATOR]
+    "NATIVE": "", "EXPANDABLE": "expandable_segments:True", "ASYNC": "backend:cudaMallocAsync",
+    "SWAP": "backend:cudaMallocAsync"}[ALLOCATOR]
+LIMIT_MIB = int(sys.argv[4]) if len(sys.argv) > 4 else 5248
+lib = c.CDLL(LIBRARY)
+lib.gpuloan_error_text.restype = lib.gpuloan_rung_name.restype = c.c_char_p
+
+
+def check(status):
+    if status != 0:
+        raise SystemExit(f"{ALLOCATOR}: status {status}: {lib.gpuloan_error_text().decode()}")
+
+
+if ALLOCATOR == "SWAP":
+    check(lib.gpuloan_pool_install(0))
 import torch
 
 TEXT = 512
+MIB = 1 << 20
+VMM, POOL, IPC, HOST = 1, 2, 4, 8
 
 
 class Sized(c.Structure):
@@ -27,7 +46,9 @@ class Sized(c.Structure):
 
 class ContextOptions(Sized):
     _fields_ = [("size", c.c_size_t), ("role", c.c_uint32), ("loop", c.c_uint32), ("engine", c.c_uint32), ("flags", c.c_uint32),
-                ("driver", c.c_char_p), ("device", c.c_int32), ("rungs", c.c_uint32), ("gate", c.c_uint32)]
+                ("driver", c.c_char_p), ("device", c.c_int32), ("rungs", c.c_uint32), ("gate", c.c_uint32),
+                ("gpu_wait_limit", c.c_uint32), ("slots", c.c_uint32), ("canary_timeout_ms", c.c_uint32), ("idle_bytes", c.c_uint64),
+                ("account_bytes", c.c_uint64), ("pool_import_limit", c.c_uint64)]
 
 
 class LendOptions(Sized):
@@ -47,18 +68,11 @@ class Report(Sized):
                 ("exposed_bytes", c.c_uint64), ("step_ns", c.c_uint64 * 8), ("rung_reason", c.c_char * TEXT)]
 
 
-lib = c.CDLL(LIBRARY)
-lib.gpuloan_error_text.restype = lib.gpuloan_rung_name.restype = c.c_char_p
 for name in ("gpuloan_context_destroy", "gpuloan_loan_unref"):
     getattr(lib, name).restype = None
 lib.gpuloan_lend.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64, c.c_void_p, c.c_void_p]
 lib.gpuloan_request_grant_with.argtypes = [c.c_void_p, c.c_uint64, c.c_void_p, c.c_void_p]
 PEER_READY, PEER_LOST, REQUEST, ENDED = 1, 2, 4, 8
-
-
-def check(status):
-    if status != 0:
-        raise SystemExit(f"{ALLOCATOR}: status {status}: {lib.gpuloan_error_text().decode()}")
 
 
 def event(context, wanted, peer=None):
@@ -71,7 +85,12 @@ def event(context, wanted, peer=None):
             raise SystemExit(f"{ALLOCATOR}: the worker was lost: {got.text.decode()}")
 
 
-def through_worker(context, name, source, target):
+def expected(report, rung):
+    """Both loans went over this rung: pool in place, vmm by a copy on the device. None: any rung will do."""
+    return rung is None or (report.rung == rung and report.copied_bytes == (0 if rung == POOL else report.bytes))
+
+
+def through_worker(context, name, source, target, rung=None):
     """`target` gets the bytes of `source`, by a worker; both are contiguous."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker = subprocess.Popen([COMMAND, "demo-worker", "--fd", str(theirs.fileno()), "--timeout", "30"], pass_fds=[theirs.fileno()])
@@ -89,30 +108,59 @@ def through_worker(context, name, source, target):
     check(lib.gpuloan_loan_wait_end(write, 30000))
     check(lib.gpuloan_loan_wait_end(read, 30000))
     same = bool(torch.equal(source, target))
-    rows = []
+    rows, ways = [], []
     for loan in (read, write):
         report = Report()
         check(lib.gpuloan_loan_report_get(loan, c.byref(report)))
+        ways.append(expected(report, rung))
         us = (report.step_ns[7] - report.step_ns[0]) / 1000
         rows.append(f"{lib.gpuloan_rung_name(report.rung).decode()} copied {report.copied_bytes} exposed {report.exposed_bytes} {us:.0f} us")
         lib.gpuloan_loan_unref(loan)
     worker.wait(30)
-    print(f"{ALLOCATOR:10} {name:24} {'same' if same else 'DIFFERENT'}  read: {rows[0]}  write: {rows[1]}", flush=True)
-    return same and worker.returncode == 0
+    print(f"{ALLOCATOR:10} {name:24} {'same' if same else 'DIFFERENT'}{'' if all(ways) else ' WRONG RUNG'}"
+          f"{'' if worker.returncode == 0 else f' WORKER ENDED {worker.returncode}'}  read: {rows[0]}  write: {rows[1]}", flush=True)
+    return same and all(ways) and worker.returncode == 0
+
+
+def swapped_sizes(context):
+    """Around the import limit, and far above it: pool in place up to it, a copy beyond. Also views, of which not their own size
+    counts but their allocation's."""
+    good = True
+    for mebibytes in (LIMIT_MIB - 1, LIMIT_MIB, LIMIT_MIB + 1, LIMIT_MIB + 16, LIMIT_MIB * 6144 // 5248, LIMIT_MIB * 16384 // 5248,
+                      LIMIT_MIB):  # the last one out of what larger ones left in the pool
+        rung = POOL if mebibytes <= LIMIT_MIB else VMM
+        source = torch.arange(mebibytes * MIB // 8, device="cuda", dtype=torch.int64)
+        target = torch.zeros_like(source)
+        good &= through_worker(context, f"{mebibytes} MiB", source, target, rung)
+        target.zero_()
+        good &= through_worker(context, f"view of {mebibytes} MiB", source[1001:51002], target[70_003:120_004], rung)
+        good &= not bool(target[:70_003].any()) and not bool(target[120_004:].any())
+        del source, target
+    return good
 
 
 torch.cuda.init()
 torch.zeros(1, device="cuda")
 context = c.c_void_p()
-check(lib.gpuloan_context_create(c.byref(ContextOptions(role=1)), c.byref(context)))
-good = True
+options = ContextOptions(role=1)
+if ALLOCATOR == "SWAP":
+    options.rungs, options.pool_import_limit = VMM | POOL | IPC | HOST, LIMIT_MIB * MIB
+check(lib.gpuloan_context_create(c.byref(options), c.byref(context)))
+good = swapped_sizes(context) if ALLOCATOR == "SWAP" else True
+small = POOL if ALLOCATOR == "SWAP" else None
 for name, elements in (("1 MiB", 1 << 18), ("100003 floats", 100003), ("1 GiB", 1 << 28), ("6 GiB", 6 << 28)):
+    if ALLOCATOR == "SWAP" and elements * 4 > LIMIT_MIB * MIB // 2:
+        continue  # the sizes above have it
     source = torch.randn(elements, device="cuda") if elements <= 1 << 28 else torch.arange(elements, device="cuda", dtype=torch.int32)
     target = torch.zeros_like(source)
-    good &= through_worker(context, name, source, target)
+    good &= through_worker(context, name, source, target, small)
     del source, target
 base, result = torch.randn(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
-good &= through_worker(context, "view [1000:50001]", base[1000:50001], result[777:49778])
+good &= through_worker(context, "view [1000:50001]", base[1000:50001], result[777:49778], small)
 good &= bool((result[:777] == 0).all() and (result[49778:] == 0).all())
 lib.gpuloan_context_destroy(context)
+if ALLOCATOR == "SWAP":
+    del base, result
+    torch.cuda.synchronize()
+    check(lib.gpuloan_pool_uninstall(0))
 sys.exit(0 if good else 1)
