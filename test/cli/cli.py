@@ -43,7 +43,8 @@ class CliTest(unittest.TestCase):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpuloan-cli-"))
         self.state = pathlib.Path("/dev/shm" if os.path.isdir("/dev/shm") else self.folder) / f"{self.folder.name}-sim"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("GPULOAN_")}
-        self.env.update(GPULOAN_DRIVER=SIM, GPULOAN_SIM_LIBRARY=SIM, GPULOAN_SIM_STATE=str(self.state))
+        self.env.update(GPULOAN_DRIVER=SIM, GPULOAN_SIM_LIBRARY=SIM, GPULOAN_SIM_STATE=str(self.state),
+                        XDG_CACHE_HOME=str(self.folder / "cache"))
         self.running = []
         self.groups = []
         self.open_fds = len(os.listdir("/proc/self/fd"))
