@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <loan/admission.hpp>
 
+#include <memory/import_limit.hpp>
+
 namespace gpuloan::loan {
 namespace {
 
@@ -74,8 +76,9 @@ std::string refuse_pool(const AdmissionInput& in) {
   if (!has(in.exporter, GPULOAN_FLOOR_POOLS)) return "this device has no pools with POSIX FD handles";
   if (!has(in.importer, GPULOAN_FLOOR_POOLS)) return "the importer's device has no pools with POSIX FD handles";
   if (in.origin == Origin::Nothing) return "";
-  if (in.allocation_bytes > in.import_limit) {
-    return "the allocation has " + std::to_string(in.allocation_bytes) + " bytes, and importing more than " + std::to_string(in.import_limit) +
+  if (!memory::importable(in.allocation_base, in.allocation_bytes, in.import_limit)) {
+    return "the allocation has " + std::to_string(in.allocation_bytes) + " bytes and touches " +
+           std::to_string(memory::import_pieces(in.allocation_base, in.allocation_bytes)) + " pieces of 32 MiB, and importing more than " + std::to_string(in.import_limit) +
            " at once kills the importer (" + in.import_limit_source + ")";
   }
   if (auto why = refuse_keeping(in); !why.empty()) return why;

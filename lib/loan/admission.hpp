@@ -56,6 +56,7 @@ struct AdmissionInput {
   const char* apart = "the importer works on another device"; // said where it is neither the same device nor a peer
   bool exclusive = false;    // this device takes one process at a time, and the importer is another one that works on it
   bool same_process = false; // exporter and importer are one process
+  std::uint64_t allocation_base = 0;    // with import_limit
   const char* import_limit_source = ""; // for the reason
 };
 

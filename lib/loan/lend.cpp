@@ -91,6 +91,7 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.access = options.access;
     input.bytes = bytes;
     input.allocation_bytes = place.foreign.bytes;
+    input.allocation_base = place.foreign.base;
     input.import_limit = options_.pool_import_limit.bytes;
     input.import_limit_source = memory::limit_source_text(options_.pool_import_limit.source);
     input.wanted = options.memory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// How large one allocation of a pool may be for another process to import it. A larger one kills the importer, without an
+// How large one allocation of a pool may be for another process to import it. One that is too large kills the importer, without an
 // error (P3), so nobody finds out but by trying in a process that may die: `gpuloan probe --import-limit` does, and the
 // result is kept in a file for each device (base/cache_file.hpp).
 //
@@ -14,6 +14,18 @@ namespace gpuloan::memory {
 
 inline constexpr std::uint64_t kImportLimitDefault = std::uint64_t{5248} << 20; // P3
 inline constexpr std::uint64_t kImportLimitUnit = std::uint64_t{2} << 20;       // in which it was seen to move
+inline constexpr std::uint64_t kImportPiece = std::uint64_t{32} << 20;          // in which a pool takes memory
+
+// What an importer dies of is the number of pieces that the allocation touches: 164 are fine, 165 are not. So 5248 MiB arrive
+// that start with a piece, while of 5247 MiB behind 733 others the importer died.
+[[nodiscard]] constexpr std::uint64_t import_pieces(std::uint64_t base, std::uint64_t bytes) noexcept {
+  const std::uint64_t before = base % kImportPiece;
+  return (bytes + before) / kImportPiece + ((bytes + before) % kImportPiece != 0 ? 1 : 0);
+}
+// Whether an importer survives the allocation, where `limit` bytes that start with a piece are the most that it survives.
+[[nodiscard]] constexpr bool importable(std::uint64_t base, std::uint64_t bytes, std::uint64_t limit) noexcept {
+  return bytes <= limit && import_pieces(base, bytes) <= import_pieces(0, limit);
+}
 
 struct ImportLimit {
   std::uint64_t bytes = kImportLimitDefault;

@@ -124,8 +124,8 @@ bool AddressSpace::use_again(RangeKind kind, FileIdentity file, std::uint64_t co
   return false;
 }
 
-CuResult AddressSpace::set_aside(std::size_t bytes, DevicePtr& out) {
-  if (const CuResult result = reserve(bytes, kAlignment, out)) return result;
+CuResult AddressSpace::set_aside(std::size_t bytes, DevicePtr& out, std::size_t alignment) {
+  if (const CuResult result = reserve(bytes, std::max<std::size_t>(alignment, kAlignment), out)) return result;
   const std::lock_guard lock(mutex_);
   reservations_[out].owned = true;
   return Success;

@@ -96,7 +96,7 @@ class AddressSpace {
   [[nodiscard]] bool use_again(RangeKind kind, FileIdentity file, std::uint64_t context, DevicePtr& out);
   // The steps of those two, for pools, which keep an address for the memory that they reuse. Whoever set an address
   // aside may place a range there, which is a new buffer each time; withdraw() takes the range away, not the address.
-  [[nodiscard]] CuResult set_aside(std::size_t bytes, DevicePtr& out);
+  [[nodiscard]] CuResult set_aside(std::size_t bytes, DevicePtr& out, std::size_t alignment = 0);
   [[nodiscard]] bool withdraw(DevicePtr start, RangeKind kind);
   void place(Range range);
   void forsake(DevicePtr start) noexcept;

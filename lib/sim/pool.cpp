@@ -30,7 +30,7 @@ Block::~Block() {
 }
 
 CuResult Block::make(std::shared_ptr<Chunk> chunk, Block& out) {
-  if (const CuResult result = AddressSpace::get().set_aside(chunk->size(), out.start_)) return result;
+  if (const CuResult result = AddressSpace::get().set_aside(chunk->size(), out.start_, kPiece)) return result;
   out.chunk_ = std::move(chunk);
   return Success;
 }

@@ -7,8 +7,8 @@ copies it into the tensor that this process grants it, in place, and both are co
 that begin inside their block. Prints a row for each; exits non-zero when one failed.
 
 SWAP (EXPERIMENTAL): cudaMallocAsync as in ASYNC, but gpuloan's pool is put in the place of the device's own before PyTorch
-loads, and the pool rung is allowed. What is at most LIMIT_MIB (5248) large then goes over pool in place, anything larger as a
-copy, and no worker dies (P3)."""
+loads, and the pool rung is allowed. What touches no more pieces of 32 MiB than LIMIT_MIB (5248) does then goes over pool in place,
+anything larger as a copy, and no worker dies (P3)."""
 import ctypes as c
 import os
 import socket
@@ -90,7 +90,19 @@ def expected(report, rung):
     return rung is None or (report.rung == rung and report.copied_bytes == (0 if rung == POOL else report.bytes))
 
 
-def through_worker(context, name, source, target, rung=None):
+PIECE = 32 * MIB
+
+
+def way(tensor):
+    """The rung that a swapped pool's tensor, or a view of it, has to take."""
+    if ALLOCATOR != "SWAP":
+        return None
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr() % PIECE
+    return POOL if -(-(start + storage.nbytes()) // PIECE) <= -(-LIMIT_MIB * MIB // PIECE) and storage.nbytes() <= LIMIT_MIB * MIB else VMM
+
+
+def through_worker(context, name, source, target):
     """`target` gets the bytes of `source`, by a worker; both are contiguous."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker = subprocess.Popen([COMMAND, "demo-worker", "--fd", str(theirs.fileno()), "--timeout", "30"], pass_fds=[theirs.fileno()])
@@ -109,10 +121,10 @@ def through_worker(context, name, source, target, rung=None):
     check(lib.gpuloan_loan_wait_end(read, 30000))
     same = bool(torch.equal(source, target))
     rows, ways = [], []
-    for loan in (read, write):
+    for loan, tensor in ((read, source), (write, target)):
         report = Report()
         check(lib.gpuloan_loan_report_get(loan, c.byref(report)))
-        ways.append(expected(report, rung))
+        ways.append(expected(report, way(tensor)))
         us = (report.step_ns[7] - report.step_ns[0]) / 1000
         rows.append(f"{lib.gpuloan_rung_name(report.rung).decode()} copied {report.copied_bytes} exposed {report.exposed_bytes} {us:.0f} us")
         lib.gpuloan_loan_unref(loan)
@@ -122,18 +134,28 @@ def through_worker(context, name, source, target, rung=None):
     return same and all(ways) and worker.returncode == 0
 
 
+def of_size(mebibytes):
+    """A tensor that starts with a piece, if the pool gives one soon: what does not is kept until then."""
+    kept = []
+    for _ in range(3):
+        tensor = torch.zeros(mebibytes * MIB // 8, device="cuda", dtype=torch.int64)
+        if tensor.data_ptr() % PIECE == 0:
+            break
+        kept.append((tensor, torch.zeros(PIECE - tensor.data_ptr() % PIECE, device="cuda", dtype=torch.uint8)))
+    return tensor
+
+
 def swapped_sizes(context):
     """Around the import limit, and far above it: pool in place up to it, a copy beyond. Also views, of which not their own size
     counts but their allocation's."""
     good = True
     for mebibytes in (LIMIT_MIB - 1, LIMIT_MIB, LIMIT_MIB + 1, LIMIT_MIB + 16, LIMIT_MIB * 6144 // 5248, LIMIT_MIB * 16384 // 5248,
                       LIMIT_MIB):  # the last one out of what larger ones left in the pool
-        rung = POOL if mebibytes <= LIMIT_MIB else VMM
-        source = torch.arange(mebibytes * MIB // 8, device="cuda", dtype=torch.int64)
-        target = torch.zeros_like(source)
-        good &= through_worker(context, f"{mebibytes} MiB", source, target, rung)
+        source, target = of_size(mebibytes), of_size(mebibytes)
+        torch.arange(source.numel(), out=source)
+        good &= through_worker(context, f"{mebibytes} MiB", source, target)
         target.zero_()
-        good &= through_worker(context, f"view of {mebibytes} MiB", source[1001:51002], target[70_003:120_004], rung)
+        good &= through_worker(context, f"view of {mebibytes} MiB", source[1001:51002], target[70_003:120_004])
         good &= not bool(target[:70_003].any()) and not bool(target[120_004:].any())
         del source, target
     return good
@@ -147,16 +169,15 @@ if ALLOCATOR == "SWAP":
     options.rungs, options.pool_import_limit = VMM | POOL | IPC | HOST, LIMIT_MIB * MIB
 check(lib.gpuloan_context_create(c.byref(options), c.byref(context)))
 good = swapped_sizes(context) if ALLOCATOR == "SWAP" else True
-small = POOL if ALLOCATOR == "SWAP" else None
 for name, elements in (("1 MiB", 1 << 18), ("100003 floats", 100003), ("1 GiB", 1 << 28), ("6 GiB", 6 << 28)):
     if ALLOCATOR == "SWAP" and elements * 4 > LIMIT_MIB * MIB // 2:
         continue  # the sizes above have it
     source = torch.randn(elements, device="cuda") if elements <= 1 << 28 else torch.arange(elements, device="cuda", dtype=torch.int32)
     target = torch.zeros_like(source)
-    good &= through_worker(context, name, source, target, small)
+    good &= through_worker(context, name, source, target)
     del source, target
 base, result = torch.randn(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
-good &= through_worker(context, "view [1000:50001]", base[1000:50001], result[777:49778], small)
+good &= through_worker(context, "view [1000:50001]", base[1000:50001], result[777:49778])
 good &= bool((result[:777] == 0).all() and (result[49778:] == 0).all())
 lib.gpuloan_context_destroy(context)
 if ALLOCATOR == "SWAP":

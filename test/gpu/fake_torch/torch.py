@@ -6,8 +6,8 @@ import ctypes as c
 import os
 import types
 
-int32, int64, float32 = "i", "q", "f"
-SIZES = {int32: 4, int64: 8, float32: 4}
+int32, int64, float32, uint8 = "i", "q", "f", "B"
+SIZES = {int32: 4, int64: 8, float32: 4, uint8: 1}
 driver = c.CDLL(os.environ["GPULOAN_DRIVER"])
 
 
@@ -33,6 +33,9 @@ class Tensor:
 
     def data_ptr(self):
         return self.memory.pointer + self.first * SIZES[self.dtype]
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(data_ptr=lambda: self.memory.pointer, nbytes=lambda: self.memory.size)
 
     def numel(self):
         return self.count
@@ -84,8 +87,9 @@ def randn(count, device):
     return empty(count, float32).put(os.urandom(4 * count))
 
 
-def arange(count, device, dtype):
-    return empty(count, dtype).put(array.array(dtype, range(count)).tobytes())
+def arange(count, device=None, dtype=None, out=None):
+    tensor = out if out is not None else empty(count, dtype)
+    return tensor.put(array.array(tensor.dtype, range(count)).tobytes())
 
 
 def equal(left, right):

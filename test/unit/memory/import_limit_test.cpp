@@ -67,6 +67,24 @@ class Home {
 
 } // namespace
 
+// What an H200 with driver 580.159.04 answered: base within a piece of 32 MiB, size, and whether the importer survived.
+TEST_CASE("what an importer survives") {
+  struct Row {
+    std::uint64_t base_mib, mib;
+    bool survives;
+  };
+  constexpr Row kRows[] = {{0, 5247, true}, {0, 5248, true}, {0, 5250, false}, {0, 6000, false}, {1, 5247, true},
+                           {29, 5247, false}, {28, 5248, false}, {0, 2000, true}, {16, 2000, true}, {0, 1, true}};
+  for (const Row& row : kRows) {
+    CAPTURE(row.base_mib);
+    CAPTURE(row.mib);
+    CHECK(importable((4096 * kMiB) + row.base_mib * kMiB, row.mib * kMiB, kImportLimitDefault) == row.survives);
+  }
+  CHECK(import_pieces(0, 1) == 1);
+  CHECK(import_pieces(32 * kMiB - 1, 2) == 2);
+  CHECK_FALSE(importable(0, 5 * kMiB, 4 * kMiB)); // also where the limit is less than a piece
+}
+
 TEST_CASE("without a file the default is taken, silently") {
   Home home;
   const ImportLimit limit = home.find();
