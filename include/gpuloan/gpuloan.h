@@ -335,6 +335,9 @@ typedef struct gpuloan_peer_info {
   char account[64];
   uint32_t ipc_canary;       /* gpuloan_canary, exporter only */
   uint32_t pool_canary;      /* gpuloan_canary, exporter only */
+  uint32_t foreign_vmm_canary; /* the same of vmm for memory that is not of this peer's part of the arena */
+  uint32_t host_canary;      /* gpuloan_canary, exporter only. DEMOTED: the peer is refused, each lend says NO_RUNG */
+  char canary_text[GPULOAN_TEXT_MAX]; /* exporter only: of each way that was demoted why; "" when none was */
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);

@@ -48,7 +48,7 @@ std::string refuse_vmm(const AdmissionInput& in) {
     if (!has(in.exporter, GPULOAN_FLOOR_FOREIGN_VMM)) return "this driver cannot export VMM memory that others made";
     if (auto why = refuse_keeping(in); !why.empty()) return why;
   }
-  return refuse_proof(in.vmm);
+  return refuse_proof(ours ? in.vmm : in.foreign_vmm);
 }
 
 std::string refuse_room(const AdmissionInput& in) {
@@ -113,6 +113,9 @@ std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
 } // namespace
 
 Result<Admission> admit(const AdmissionInput& in) {
+  if (in.host == GPULOAN_CANARY_DEMOTED) {
+    return fail(GPULOAN_ERR_NO_RUNG, "the peer is refused: its canary of the host rung failed, and there is nothing below that (its peer information says how)");
+  }
   const std::string vmm = refuse_vmm(in);
   if (vmm.empty()) return Admission{GPULOAN_RUNG_VMM, Carrier::Direct, GPULOAN_MEMORY_DEVICE, ""};
   std::string reason = "vmm: " + vmm;

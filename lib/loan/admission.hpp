@@ -48,10 +48,11 @@ struct AdmissionInput {
   gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
   SideFloors exporter, importer;
   bool same_device = false; // by UUID
-  RungProof vmm, pool, ipc;
+  RungProof vmm, foreign_vmm, pool, ipc; // foreign_vmm: memory that is not of this peer's part of the arena
   const char* unprovable = ""; // why it could not be proven that nobody of a lost peer is left; "" where it can (rule 5)
   std::uint32_t rungs = ~0U; // mask of allowed gpuloan_rung
   gpuloan_policy policy = GPULOAN_POLICY_BEST;
+  gpuloan_canary host = GPULOAN_CANARY_NOT_ATTEMPTED; // of the host rung; unanswered it is kept, being the last
   bool peer_access = false;  // the importer works on another device, which reaches this one's memory
   const char* apart = "the importer works on another device"; // said where it is neither the same device nor a peer
   bool exclusive = false;    // this device takes one process at a time, and the importer is another one that works on it
@@ -66,7 +67,7 @@ struct Admission {
   gpuloan_memory memory = GPULOAN_MEMORY_DEVICE; // what the importer will see
   std::string reason;                            // of each better rung that was refused; "" when the best was taken
 };
-// NO_RUNG with the reason of every rung.
+// NO_RUNG with the reason of every rung, or because the peer is refused: its canary of the host rung failed.
 [[nodiscard]] Result<Admission> admit(const AdmissionInput& input);
 
 struct GateChoice {

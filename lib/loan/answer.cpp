@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
 // What the importer's library says of itself: a request for a result, and the answer to a canary.
-#include <loan/canary.hpp>
+#include <loan/trial.hpp>
 #include <loan/importer.hpp>
 
+#include <cstring>
 #include <new>
 
 namespace gpuloan::loan {
@@ -30,19 +31,31 @@ Result<std::shared_ptr<ImportLoan>> Importer::request(const std::shared_ptr<Impo
 }
 
 Result<void> Importer::work_canary(const std::shared_ptr<ImportLoan>& loan, const View& view) {
-  if (view.pointer == 0 || loan->bytes != kCanaryBytes) return fail(GPULOAN_ERR_PROTOCOL, "the canary has another size here");
+  if (loan->bytes == 0 || loan->bytes > kCanaryMaxBytes) return fail(GPULOAN_ERR_PROTOCOL, "a canary has at most " + std::to_string(kCanaryMaxBytes) + " bytes");
+  // The host rung brings bytes one way only: what is to be written holds none of the exporter's.
+  const bool writes = loan->access == GPULOAN_ACCESS_WRITE, reads = !writes || loan->rung != GPULOAN_RUNG_HOST;
+  const auto unseen = [] { return fail(GPULOAN_ERR_FAILED, "the importer does not see the exporter's bytes"); };
+  const auto answer = canary_pattern(loan->bytes, true);
+  if (view.host != nullptr) {
+    const auto pattern = canary_pattern(loan->bytes, false);
+    if (reads && std::memcmp(view.host, pattern.data(), pattern.size()) != 0) return unseen();
+    if (writes) std::memcpy(view.host, answer.data(), answer.size());
+    return done(loan, reinterpret_cast<cuda::Stream>(GPULOAN_STREAM_CPU));
+  }
+  if (view.pointer == 0) return fail(GPULOAN_ERR_NO_DEVICE, "the canary is device memory, and this context has no device");
   auto stream = driver::OwnedStream::create(gpu_);
   if (!stream) return forward(std::move(stream.error()));
-  std::vector<std::byte> bytes(kCanaryBytes);
   driver::Gpu::Scope scope(*gpu_);
   GPULOAN_TRY(scope.ok());
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, bytes.data(), view.pointer, bytes.size(), stream->get()));
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()));
-  if (bytes != canary_pattern(false)) return fail(GPULOAN_ERR_FAILED, "the importer does not see the exporter's bytes");
-  for (std::byte& byte : bytes) byte = ~byte;
-  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, bytes.data(), bytes.size(), stream->get()));
+  if (reads) {
+    std::vector<std::byte> bytes(loan->bytes);
+    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, bytes.data(), view.pointer, bytes.size(), stream->get()));
+    GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()));
+    if (bytes != canary_pattern(loan->bytes, false)) return unseen();
+  }
+  if (writes) GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, answer.data(), answer.size(), stream->get()));
   GPULOAN_TRY(done(loan, stream->get()));
-  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `bytes` must outlive the copy
+  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `answer` must outlive the copy
 }
 
 void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {

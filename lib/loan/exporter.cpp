@@ -105,9 +105,7 @@ void Exporter::close() noexcept {
     }
     peer->loans.clear();
     peer->feeds.clear();
-    peer->vmm_canary.loan.reset();
-    peer->pool_canary.loan.reset();
-    peer->ipc_canary.loan.reset();
+    for (Canary& canary : peer->canaries) canary.loans = {};
     std::vector<Kept> kept;
     for (const auto& loan : std::exchange(peer->quarantined, {})) {
       kept.push_back({std::exchange(loan->release_call, nullptr), std::exchange(loan->pieces, nullptr)});
@@ -546,9 +544,17 @@ gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
   info.lost = peer.lost ? 1 : 0;
   info.protocol = peer.version;
   info.has_device = peer.sees_device ? 1 : 0;
-  info.vmm_canary = peer.vmm_canary.proof.canary;
-  info.pool_canary = peer.pool_canary.proof.canary;
-  info.ipc_canary = peer.ipc_canary.proof.canary;
+  info.vmm_canary = peer.canary_of(Trial::Vmm).verdict;
+  info.foreign_vmm_canary = peer.canary_of(Trial::ForeignVmm).verdict;
+  info.pool_canary = peer.canary_of(Trial::Pool).verdict;
+  info.ipc_canary = peer.canary_of(Trial::Ipc).verdict;
+  info.host_canary = peer.host_canary();
+  std::string text; // of each way that was demoted
+  for (std::size_t index = 0; index < kTrials; ++index) {
+    if (peer.canaries[index].verdict != GPULOAN_CANARY_DEMOTED) continue;
+    text += (text.empty() ? "" : "; ") + std::string(name_of(static_cast<Trial>(index))) + ": " + peer.canaries[index].text;
+  }
+  text.copy(info.canary_text, sizeof info.canary_text - 1);
   info.pidfd = peer.pidfd ? 1 : 0;
   info.loans_out = peer.loans.size();
   peer.account.copy(info.account, sizeof info.account - 1);

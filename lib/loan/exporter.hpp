@@ -9,13 +9,14 @@
 //   settle.cpp    a loan's way back: DONE, ACK, RELEASE
 //   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
 //   requests.cpp  results that a peer asks for
-//   canary.cpp    the proof of a rung before its first loan
+//   canary.cpp    the proof of a way to a peer before its first loan
 #pragma once
 
 #include <loan/completion.hpp>
 #include <loan/ledger.hpp>
 #include <loan/loan.hpp>
 #include <loan/tether.hpp>
+#include <loan/trial.hpp>
 #include <memory/arena.hpp>
 #include <memory/device_buffer.hpp>
 #include <memory/host_ring.hpp>
@@ -91,15 +92,27 @@ struct PieceFeed {
   std::size_t next = 0;
 };
 
-// The proof of one rung with one peer.
+// The block of a canary: a region of the arena, or memory beside it.
+struct CanaryMemory {
+  memory::Region* region = nullptr;
+  std::shared_ptr<memory::DeviceBuffer> buffer;
+  std::uint64_t pointer = 0; // of host pages the host address
+};
+
+// The proof of one way to one peer (canary.cpp).
 struct Canary {
-  RungProof proof;
-  bool running = false; // from its sending to its verdict
+  gpuloan_canary verdict = GPULOAN_CANARY_NOT_ATTEMPTED;
+  std::string text;     // why it was demoted
+  bool running = false; // from its sending until all of it has come back
   bool waited = false;  // a caller waited in vain: the next ones do not
-  std::shared_ptr<ExportLoan> loan;
-  memory::Region* region = nullptr;             // vmm
-  std::shared_ptr<memory::DeviceBuffer> buffer; // pool, ipc
-  [[nodiscard]] cuda::DevicePtr pointer() const noexcept { return region != nullptr ? region->pointer() : buffer->pointer(); }
+  std::array<std::shared_ptr<ExportLoan>, kCanaryShapes.size()> loans; // null: not sent, or judged
+  CanaryMemory memory;
+  std::pair<gpuloan_status, std::string> spent; // of the last battery that proved nothing
+  [[nodiscard]] bool out() const noexcept;
+  [[nodiscard]] bool ended() const noexcept;
+  [[nodiscard]] std::vector<ShapeEnd> ends() const;
+  [[nodiscard]] std::pair<gpuloan_status, std::string> trouble() const;
+  [[nodiscard]] RungProof proof() const noexcept { return {verdict, running}; }
 };
 
 struct EventPair {
@@ -160,10 +173,9 @@ class ExporterPeer : public Peer {
   driver::OwnedStream canary_stream;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
 
-  Canary vmm_canary, pool_canary, ipc_canary;
-  [[nodiscard]] Canary& canary_of(gpuloan_rung rung) noexcept {
-    return rung == GPULOAN_RUNG_IPC ? ipc_canary : rung == GPULOAN_RUNG_POOL ? pool_canary : vmm_canary;
-  }
+  std::array<Canary, kTrials> canaries;
+  [[nodiscard]] Canary& canary_of(Trial trial) noexcept { return canaries[static_cast<std::size_t>(trial)]; }
+  [[nodiscard]] gpuloan_canary host_canary() const noexcept; // of all ways of the host rung
 
   ~ExporterPeer() override { release_memory(true); }
   // Gives words, rings, events and streams, and at the end the arena, to the reaper: some of them can only be given back
@@ -286,7 +298,8 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> make_exclusive(Place& place); // no lock
   [[nodiscard]] std::uint64_t free_bytes(ExporterPeer& peer); // no lock
   [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options);
-  [[nodiscard]] bool needs_proof(ExporterPeer& peer, const Admission& admission, std::uint64_t bytes, const LendOptions& options);
+  [[nodiscard]] static Trial trial_of_loan(const Place& place, const Admission& admission, const LendOptions& options) noexcept;
+  [[nodiscard]] bool needs_proof(ExporterPeer& peer, Trial trial, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
                                                           std::uint64_t bytes, const LendOptions& options, const Admission& admission);
   [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
@@ -331,10 +344,14 @@ class Exporter : public Context {
   [[nodiscard]] const char* unprovable(const ExporterPeer& peer) const noexcept;
 
   // canary.cpp
-  [[nodiscard]] Result<void> prove(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool);
-  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer, gpuloan_rung rung, cuda::Pool pool);
-  [[nodiscard]] Result<void> make_canary_memory(ExporterPeer& peer, gpuloan_rung rung, cuda::Pool pool); // no lock
-  void judge_canary(Lock& lock, ExporterPeer& peer, gpuloan_rung rung); // lock held, and dropped for the driver's part
+  [[nodiscard]] Result<void> prove(const std::shared_ptr<ExporterPeer>& peer, Trial trial, cuda::Pool pool);
+  [[nodiscard]] Result<void> send_canary(const std::shared_ptr<ExporterPeer>& peer, Trial trial, cuda::Pool pool);
+  [[nodiscard]] Result<void> lend_canary(const std::shared_ptr<ExporterPeer>& peer, Trial trial);             // no lock
+  [[nodiscard]] Result<void> make_canary_memory(ExporterPeer& peer, Trial trial, cuda::Pool pool);           // no lock
+  [[nodiscard]] Result<void> move_block(ExporterPeer& peer, const CanaryMemory& memory, std::span<std::byte> block, bool in); // no lock
+  void judge_canary(Lock& lock, ExporterPeer& peer, Trial trial); // lock held, and dropped for the driver's part
+  void demote(ExporterPeer& peer, Trial trial, const std::string& why); // lock held
+  [[nodiscard]] static bool silent(ExporterPeer& peer);                 // lock held
   void judge_late_canaries(const std::shared_ptr<ExporterPeer>& peer);
 
   const channel::BootId boot_;

@@ -55,7 +55,7 @@ void Exporter::report_lost(ExporterPeer& peer) {
 
 // Once nothing of ours is under way with a lost peer, all but its arena goes; and its pidfd once nothing is counted by it.
 void Exporter::settle_peer(const std::shared_ptr<ExporterPeer>& peer) {
-  const bool canary = peer->vmm_canary.loan || peer->pool_canary.loan || peer->ipc_canary.loan;
+  const bool canary = std::any_of(peer->canaries.begin(), peer->canaries.end(), [](const Canary& one) { return one.out(); });
   if (!peer->memory_released && peer->loans.empty() && !peer->copying() && peer->late_slots.empty() && !canary && !peer->in_loop) {
     peer->release_memory(false);
   }

@@ -103,9 +103,11 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.same_process = peer.pid == ::getpid();
     input.exclusive = peer.same_device && !input.same_process && !gpu_->floors().mps && gpu_->floors().compute_mode == cuda::ModeExclusiveProcess;
     if (!options.canary) { // which needs no proof, being one
-      input.vmm = {peer.vmm_canary.proof.canary, peer.vmm_canary.running};
-      input.pool = {peer.pool_canary.proof.canary, peer.pool_canary.running};
-      input.ipc = {peer.ipc_canary.proof.canary, peer.ipc_canary.running};
+      input.vmm = peer.canary_of(Trial::Vmm).proof();
+      input.foreign_vmm = peer.canary_of(Trial::ForeignVmm).proof();
+      input.pool = peer.canary_of(Trial::Pool).proof();
+      input.ipc = peer.canary_of(Trial::Ipc).proof();
+      input.host = peer.host_canary();
     }
     input.unprovable = unprovable(peer);
     input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
@@ -146,7 +148,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   loan->arena = peer->arena;
   loan->region = place.region;
   loan->canary_loan = options.canary;
-  if (loan->rung != GPULOAN_RUNG_HOST) loan->canary = peer->canary_of(loan->rung).proof.canary;
+  loan->canary = peer->canary_of(trial_of_loan(place, admission, options)).verdict;
   loan->foreign = place.foreign;
   loan->owner = place.owner;
   loan->owned = place.owned;
@@ -396,11 +398,19 @@ void Exporter::abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why
   finish(*loan, ExportEvent::Fail);
 }
 
-// Each rung without a copy is proven before its first loan. Ends: prove() leaves the rung verified, demoted or unanswered.
-bool Exporter::needs_proof(ExporterPeer& peer, const Admission& admission, std::uint64_t bytes, const LendOptions& options) {
-  if (admission.rung == GPULOAN_RUNG_HOST || bytes == 0 || options.canary) return false;
+Trial Exporter::trial_of_loan(const Place& place, const Admission& admission, const LendOptions& options) noexcept {
+  const bool foreign = place.foreign.bytes != 0 && admission.carrier == Carrier::Direct;
+  return trial_of(admission.rung, admission.carrier, foreign, options.access);
+}
+
+// Each way is proven before its first loan. Ends: prove() leaves it verified, demoted, or unanswered, which rules out a rung
+// without a copy and keeps the host rung.
+bool Exporter::needs_proof(ExporterPeer& peer, Trial trial, std::uint64_t bytes, const LendOptions& options) {
+  if (bytes == 0 || options.canary) return false;
   const Lock lock(mutex_);
-  return peer.canary_of(admission.rung).proof.canary == GPULOAN_CANARY_NOT_ATTEMPTED;
+  const Canary& canary = peer.canary_of(trial);
+  const bool kept = rung_of(trial) == GPULOAN_RUNG_HOST && canary.running && canary.waited;
+  return canary.verdict == GPULOAN_CANARY_NOT_ATTEMPTED && !kept;
 }
 
 Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
@@ -418,8 +428,10 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     GPULOAN_TRY(gate::refuse_capture(*gpu_, options.stream));
   }
   auto admission = admit_to(*peer, *place, bytes, options);
-  while (admission && needs_proof(*peer, *admission, bytes, options)) {
-    GPULOAN_TRY(prove(peer, admission->rung, place->foreign.pool));
+  while (admission) {
+    const Trial trial = trial_of_loan(*place, *admission, options);
+    if (!needs_proof(*peer, trial, bytes, options)) break;
+    GPULOAN_TRY(prove(peer, trial, place->foreign.pool));
     admission = admit_to(*peer, *place, bytes, options);
   }
   if (!admission) return forward(std::move(admission.error()));

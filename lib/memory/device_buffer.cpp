@@ -23,6 +23,24 @@ Result<DeviceBuffer> DeviceBuffer::from_pool(std::shared_ptr<driver::Gpu> gpu, s
   return buffer;
 }
 
+Result<DeviceBuffer> DeviceBuffer::in_two(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, std::uint64_t seam) {
+  const std::uint64_t unit = std::max<std::uint64_t>(gpu->floors().granularity, 2U << 20);
+  if (seam > unit || bytes <= seam || bytes - seam > unit) return fail(GPULOAN_ERR_INTERNAL, "no two allocations of the granularity have this seam");
+  std::vector<driver::VmmHandle> handles;
+  for (int piece = 0; piece < 2; ++piece) {
+    auto handle = driver::VmmHandle::create(gpu, unit);
+    if (!handle) return forward(std::move(handle.error()));
+    handles.push_back(std::move(*handle));
+  }
+  auto range = driver::VmmRange::map(gpu, handles, cuda::AccessReadWrite); // which keeps the memory
+  if (!range) return forward(std::move(range.error()));
+  DeviceBuffer buffer;
+  buffer.range_ = std::move(*range);
+  buffer.range_offset_ = unit - seam;
+  buffer.gpu_ = std::move(gpu);
+  return buffer;
+}
+
 Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes) {
   if (!gpu->floors().has(GPULOAN_FLOOR_VMM)) return allocate(std::move(gpu), bytes);
   DeviceBuffer buffer;
@@ -40,6 +58,7 @@ Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std:
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : gpu_(std::move(other.gpu_)), handle_(std::move(other.handle_)), mapping_(std::move(other.mapping_)),
+      range_(std::move(other.range_)), range_offset_(other.range_offset_),
       allocated_(std::exchange(other.allocated_, 0)) {}
 
 DeviceBuffer::~DeviceBuffer() {

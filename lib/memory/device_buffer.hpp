@@ -14,18 +14,22 @@ class DeviceBuffer {
   [[nodiscard]] static Result<DeviceBuffer> create(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
   // By cuMemAlloc in any case.
   [[nodiscard]] static Result<DeviceBuffer> allocate(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
+  // VMM memory of two allocations with the seam `seam` bytes behind pointer(); `bytes` are beyond it, and at most twice that.
+  [[nodiscard]] static Result<DeviceBuffer> in_two(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, std::uint64_t seam);
   // From a pool of the caller's, usable behind what is now in `stream`.
   [[nodiscard]] static Result<DeviceBuffer> from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool, cuda::Stream stream);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();
-  [[nodiscard]] cuda::DevicePtr pointer() const noexcept { return mapping_ ? mapping_.pointer() : allocated_; }
+  [[nodiscard]] cuda::DevicePtr pointer() const noexcept { return mapping_ ? mapping_.pointer() : range_ ? range_.pointer() + range_offset_ : allocated_; }
 
  private:
   DeviceBuffer() = default;
   std::shared_ptr<driver::Gpu> gpu_;
   driver::VmmHandle handle_;
   driver::VmmMapping mapping_;
+  driver::VmmRange range_;
+  std::uint64_t range_offset_ = 0;
   cuda::DevicePtr allocated_ = 0;
 };
 

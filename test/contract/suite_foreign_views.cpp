@@ -199,6 +199,14 @@ void pieces_killed(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
+  { // the canary of this way needs a worker that answers
+    const Foreign first(bench, Made::VmmMany, {.bytes = 100});
+    const Lent lent = lend(bench, peer, first.pointer(), first.bytes(), {});
+    Borrowed loan = worker.offered(lent);
+    loan.acquire();
+    loan.done();
+    lent.ended();
+  }
   const std::uint64_t used_before = bench.gpu.used_bytes();
   Foreign memory(bench, Made::VmmMany, many_chunks());
   const LendArgs args = {.access = GPULOAN_ACCESS_WRITE, .policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY};

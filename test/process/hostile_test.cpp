@@ -18,7 +18,9 @@ using channel::Type;
 
 // An exporter with one ordinary peer and room for hostile ones.
 struct Scene {
-  explicit Scene(const Bench& bench_) : bench(bench_), exporter(bench_), worker(bench_), peer(exporter.attach(worker)) {}
+  // A peer made by hand answers no canary: the host rung carries its loans unproven once the budget is over.
+  explicit Scene(const Bench& bench_)
+      : bench(bench_), exporter(bench_, [](gpuloan_context_options& options) { options.canary_timeout_ms = 100; }), worker(bench_), peer(exporter.attach(worker)) {}
 
   struct Enemy {
     RawClient client;
@@ -193,8 +195,10 @@ Target lend_to(Scene& scene, Scene::Enemy& enemy, std::uint64_t bytes) {
   const std::uint64_t at = region.pointer() != 0 ? region.pointer() : host;
   Lent lent = lend(scene.bench, enemy.peer, at, bytes, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true, .memory = GPULOAN_MEMORY_HOST});
   auto next = enemy.client.receive();
-  if (next && next->type() == Type::Chunk) next = enemy.client.receive();
+  const auto passed = [&] { return next->type() == Type::Chunk || (next->type() == Type::Export && (next->record.export_.flags & channel::ExportCanary) != 0); };
+  while (next && passed()) next = enemy.client.receive();
   expect(next && next->type() == Type::Export, "no EXPORT came");
+  expect_equal(lent.report().canary, GPULOAN_CANARY_NOT_ATTEMPTED, "canary of a peer that answers none");
   return {std::move(region), std::move(lent), next->record.export_};
 }
 

@@ -50,7 +50,7 @@ bool vmm_can(const AdmissionInput& in) {
   const bool theirs = (in.origin == Origin::Foreign || lent_on) && in.kind == PointerKind::VmmShareable && keepable(in) &&
                       (in.exporter.floors & GPULOAN_FLOOR_FOREIGN_VMM) != 0;
   return (in.rungs & kVmmBit) != 0 && (ours || theirs) && in.wanted == GPULOAN_MEMORY_DEVICE && has_vmm(in.exporter) && has_vmm(in.importer) &&
-         reaches(in) && (in.origin == Origin::Nothing || proven(in.vmm));
+         reaches(in) && (in.origin == Origin::Nothing || proven(ours ? in.vmm : in.foreign_vmm));
 }
 
 bool has_pools(const SideFloors& side) { return side.has_device && (side.floors & GPULOAN_FLOOR_POOLS) != 0; }
@@ -170,7 +170,7 @@ void each_input(Visit visit) {
                   for (const std::uint32_t rungs : kMasks)
                     for (const gpuloan_policy policy : {GPULOAN_POLICY_BEST, GPULOAN_POLICY_REQUIRE_ZERO_COPY}) {
                       const RungProof proof = {canary, unanswered};
-                      in = {origin, kind, alone, access, 100, free, 1000, limit, wanted, exporter, importer, same, proof, proof, proof, unprovable, rungs, policy};
+                      in = {origin, kind, alone, access, 100, free, 1000, limit, wanted, exporter, importer, same, proof, proof, proof, proof, unprovable, rungs, policy, canary == GPULOAN_CANARY_VERIFIED ? canary : GPULOAN_CANARY_NOT_ATTEMPTED};
                       visit(in);
                       in.peer_access = !same; // how the sides stand to each other, of which one holds at a time
                       in.exclusive = in.same_process = same;
@@ -183,7 +183,7 @@ void each_input(Visit visit) {
 AdmissionInput everyday() {
   constexpr RungProof kProven = {GPULOAN_CANARY_VERIFIED, false};
   return {Origin::ArenaDevice, PointerKind::Unknown, false, GPULOAN_ACCESS_READ, 100, UINT64_MAX, 100, 5248ULL << 20, GPULOAN_MEMORY_DEVICE,
-          kFull, kFull, true, kProven, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST};
+          kFull, kFull, true, kProven, kProven, kProven, kProven, "", ~0U, GPULOAN_POLICY_BEST, GPULOAN_CANARY_NOT_ATTEMPTED};
 }
 
 void foreign(AdmissionInput& in, PointerKind kind) {
@@ -308,6 +308,16 @@ constexpr Row kRows[] = {
     {"VMM of others, death cannot be proven",
      [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable), in.unprovable = "no pidfd"; },
      GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "vmm: memory lent this way"},
+    {"VMM of others, that way demoted",
+     [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable), in.foreign_vmm.canary = GPULOAN_CANARY_DEMOTED; },
+     GPULOAN_RUNG_VMM, Carrier::Stage, kDevice, "vmm: its canary failed"},
+    {"VMM of others, the arena's way demoted",
+     [](AdmissionInput& in) { foreign(in, PointerKind::VmmShareable), in.vmm.canary = GPULOAN_CANARY_DEMOTED; },
+     GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"the arena's region, others' way demoted",
+     [](AdmissionInput& in) { in.foreign_vmm.canary = GPULOAN_CANARY_DEMOTED; },
+     GPULOAN_RUNG_VMM, Carrier::Direct, kDevice, ""},
+    {"host rung demoted", [](AdmissionInput& in) { in.host = GPULOAN_CANARY_DEMOTED; }, GPULOAN_RUNG_NONE, Carrier::Direct, kDevice, "the peer is refused"},
     {"managed, host only",
      [](AdmissionInput& in) { foreign(in, PointerKind::Managed), in.rungs = kHostBit; },
      GPULOAN_RUNG_HOST, Carrier::Ring, kDevice, "device copy: not among the allowed"},
@@ -334,6 +344,17 @@ TEST_CASE("admission: more allowed rungs never refuse more") {
     in.rungs = ~0U;
     CAPTURE(describe(in));
     CHECK(admit(in).has_value());
+  });
+}
+
+TEST_CASE("admission: a peer whose host canary failed is refused everything") {
+  each_input([](AdmissionInput in) {
+    in.host = GPULOAN_CANARY_DEMOTED;
+    CAPTURE(describe(in));
+    const auto out = admit(in);
+    REQUIRE_FALSE(out.has_value());
+    CHECK(out.error().status == GPULOAN_ERR_NO_RUNG);
+    CHECK(out.error().text.find("the peer is refused") != std::string::npos);
   });
 }
 
