@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// The checks, each in one place. A fault on demand comes first, so that any call can be made to fail.
+// The checks, each in one place.
 #include <sim/capture.hpp>
 #include <sim/config.hpp>
 #include <sim/context.hpp>
 #include <sim/entry.hpp>
-#include <sim/faults.hpp>
 #include <sim/process.hpp>
 
 namespace gpuloan::sim {
@@ -21,7 +20,6 @@ CuResult check_context(ContextRef& out) {
 } // namespace
 
 CuResult admit(Row row, Need need, Capture capture) {
-  if (const CuResult result = count_call(row)) return result;
   if (need == Need::Nothing) return Success;
   if (const CuResult result = process_state()) return result;
   if (!config().has(row_info(row).group)) return NotSupported;

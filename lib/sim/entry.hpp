@@ -7,6 +7,7 @@
 // in the context of what it names, and fails with that one.
 #pragma once
 
+#include <sim/faults.hpp>
 #include <sim/rows.hpp>
 
 #include <new>
@@ -32,6 +33,7 @@ enum class Capture {
 template <typename Body>
 [[nodiscard]] CuResult enter(Row row, Need need, Capture capture, Body&& body) noexcept {
   try {
+    if (const auto fault = count_call(row)) return *fault; // first, so that any call can be made to fail
     if (const CuResult result = admit(row, need, capture)) return result;
     return body();
   } catch (const std::bad_alloc&) {

@@ -13,12 +13,12 @@ std::atomic<std::uint64_t> calls[kRows];
 
 } // namespace
 
-CuResult count_call(Row row) noexcept {
+std::optional<CuResult> count_call(Row row) noexcept {
   const std::uint64_t number = calls[static_cast<int>(row)].fetch_add(1, std::memory_order_relaxed) + 1;
   for (const FaultRule& rule : config().faults) {
     if (rule.row == row && (number == rule.first || (rule.onwards && number > rule.first))) return rule.code;
   }
-  return Success;
+  return std::nullopt;
 }
 
 std::uint64_t calls_so_far(Row row) noexcept { return calls[static_cast<int>(row)].load(std::memory_order_relaxed); }

@@ -6,11 +6,12 @@
 #include <sim/rows.hpp>
 
 #include <cstdint>
+#include <optional>
 
 namespace gpuloan::sim {
 
-// Counts one call; the result it has to return at once, or Success.
-[[nodiscard]] CuResult count_call(Row row) noexcept;
+// Counts one call; the result it has to return at once, if any: with Success it lies, having done nothing.
+[[nodiscard]] std::optional<CuResult> count_call(Row row) noexcept;
 [[nodiscard]] std::uint64_t calls_so_far(Row row) noexcept;
 
 } // namespace gpuloan::sim

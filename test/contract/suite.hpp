@@ -55,10 +55,16 @@ void lent_on_and_killed(const Bench& bench);
 const char* only_vmm(const Bench& bench);
 
 void canary_fails(const Bench& bench);
+void host_canary_fails(const Bench& bench);
+void canary_without_memory(const Bench& bench);
+void canary_unanswered(const Bench& bench);
+const char* no_rung_above(const Bench& bench);
+const char* only_host_fails(const Bench& bench);
+const char* no_zero_copy(const Bench& bench);
+
 void failed_context(const Bench& bench);
 void one_reader_killed(const Bench& bench);
 const char* only_simulated(const Bench& bench);
-const char* no_proven_rung(const Bench& bench);
 
 void handles_left_behind(const Bench& bench);
 

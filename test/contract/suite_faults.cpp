@@ -1,76 +1,17 @@
 // SPDX-License-Identifier: MIT
 //
-// Things that break on one side while the other goes on: a rung whose proof fails, a CUDA context that fails with a loan out,
-// one of two readers that dies.
+// Things that break on one side while the other goes on: a CUDA context that fails with a loan out, one of two readers that
+// dies.
 #include "suite.hpp"
-
-#include <cstdlib>
 
 namespace loan_test {
 namespace {
 
 constexpr std::uint64_t kBytes = (std::uint64_t{1} << 20) + 3; // a chunk of its own
 
-// For the processes that are started while it lives; this one has read it already.
-class WorkerFault {
- public:
-  explicit WorkerFault(const char* plan) { expect(::setenv("GPULOAN_SIM_FAIL", plan, 1) == 0, "setenv"); }
-  WorkerFault(const WorkerFault&) = delete;
-  WorkerFault& operator=(const WorkerFault&) = delete;
-  ~WorkerFault() { ::unsetenv("GPULOAN_SIM_FAIL"); }
-};
-
-const char* first_call_of(gpuloan_rung rung) {
-  switch (rung) {
-    case GPULOAN_RUNG_POOL:
-      return "cuMemPoolImportPointer:1:999";
-    case GPULOAN_RUNG_IPC:
-      return "cuIpcOpenMemHandle:1:999";
-    default:
-      return "cuMemImportFromShareableHandle:1:999";
-  }
-}
-
 } // namespace
 
 const char* only_simulated(const Bench& bench) { return bench.gpu.simulated() ? nullptr : "a fault on purpose"; }
-const char* no_proven_rung(const Bench& bench) { return bench.zero_copy() ? only_simulated(bench) : "the host rung has no canary"; }
-
-// I7, K1. The worker's driver fails the canary: the rung is out of use with this peer, and says so; the next worker's is not.
-void canary_fails(const Bench& bench) {
-  Exporter exporter(bench, [&](gpuloan_context_options& options) { options.rungs = static_cast<std::uint32_t>(bench.cell.rung) | static_cast<std::uint32_t>(GPULOAN_RUNG_HOST); });
-  const auto carried_by = [&](Worker& worker, gpuloan_peer* peer) {
-    const Region region(peer, kBytes);
-    bench.gpu.upload(region.pointer(), kBytes, 7);
-    const Lent lent = lend(bench, peer, region, {});
-    Borrowed loan = worker.offered(lent);
-    loan.acquire();
-    loan.check(7);
-    loan.done();
-    lent.ended();
-    return lent.report();
-  };
-  const auto canary_of = [&](gpuloan_peer* peer) {
-    auto info = init<gpuloan_peer_info>();
-    expect_ok(gpuloan_peer_info_get(peer, &info), "gpuloan_peer_info_get");
-    return bench.cell.rung == GPULOAN_RUNG_VMM ? info.vmm_canary : bench.cell.rung == GPULOAN_RUNG_IPC ? info.ipc_canary : info.pool_canary;
-  };
-  {
-    const WorkerFault fault(first_call_of(bench.cell.rung));
-    Worker worker(bench);
-    gpuloan_peer* peer = exporter.attach(worker);
-    const gpuloan_loan_report report = carried_by(worker, peer);
-    expect_equal(report.rung, GPULOAN_RUNG_HOST, "rung after a canary that failed");
-    expect_contains(report.rung_reason, "its canary failed", "the reason");
-    expect_equal(canary_of(peer), GPULOAN_CANARY_DEMOTED, "the canary's verdict");
-    worker.close();
-  }
-  Worker next(bench);
-  gpuloan_peer* peer = exporter.attach(next);
-  expect_equal(carried_by(next, peer).rung, bench.cell.rung, "rung of the next worker");
-  expect_equal(canary_of(peer), GPULOAN_CANARY_VERIFIED, "the next worker's canary");
-  next.close();
-}
 
 // K5. The worker's CUDA context fails while it holds a loan: typed on both sides, and nothing of it disturbs the next worker.
 void failed_context(const Bench& bench) {

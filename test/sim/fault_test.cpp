@@ -34,6 +34,27 @@ TEST_CASE("the n-th call of a function fails as told, and changes nothing") {
   });
 }
 
+TEST_CASE("a call that lies says success and does nothing") {
+  Machine machine;
+  machine.set("GPULOAN_SIM_FAIL", "cuMemcpyHtoDAsync:2:0");
+  in_child([] {
+    const Driver& cuda = start();
+    DevicePtr memory = 0;
+    CHECK(cuda.cuMemAlloc(&memory, 4) == Success);
+    const auto write = [&](std::uint32_t value) {
+      CHECK(cuda.cuMemcpyHtoDAsync(memory, &value, sizeof value, nullptr) == Success);
+      CHECK(cuda.cuStreamSynchronize(nullptr) == Success);
+      std::uint32_t got = 0;
+      CHECK(cuda.cuMemcpyDtoHAsync(&got, memory, sizeof got, nullptr) == Success);
+      CHECK(cuda.cuStreamSynchronize(nullptr) == Success);
+      return got;
+    };
+    CHECK(write(1) == 1);
+    CHECK(write(2) == 1);
+    CHECK(write(3) == 3);
+  });
+}
+
 TEST_CASE("start-up can fail as told") {
   Machine machine;
   machine.set("GPULOAN_SIM_FAIL", "cuInit:1:100,cuDeviceGetCount:1:999");
