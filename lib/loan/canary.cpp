@@ -244,6 +244,11 @@ Result<void> Exporter::lend_canary(const std::shared_ptr<ExporterPeer>& peer, Tr
   options.stream = by_cpu ? reinterpret_cast<cuda::Stream>(GPULOAN_STREAM_CPU) : peer->canary_stream.get();
   options.memory = trial == Trial::SegmentRead || trial == Trial::SegmentWrite ? GPULOAN_MEMORY_HOST : GPULOAN_MEMORY_DEVICE;
   options.canary = true;
+  memory::PointerInfo ours; // what is copied need not be of a kind that can be shared
+  ours.kind = memory::PointerKind::Alloc;
+  ours.base = memory.pointer;
+  ours.bytes = kCanaryBytes;
+  if (memory.buffer && rung_of(trial) == GPULOAN_RUNG_HOST) options.known = &ours;
   if (memory.buffer) options.release = [kept = memory.buffer] {}; // the buffer lives until the peer cannot touch it any more
   decltype(canary.loans) loans;
   Result<void> done;

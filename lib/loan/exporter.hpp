@@ -67,6 +67,7 @@ struct LendOptions {
   // The library's own.
   std::uint64_t request = 0;
   bool canary = false;
+  const memory::PointerInfo* known = nullptr; // memory that the driver need not be asked about
 };
 
 // A caller's release function: its last reference calls it.
@@ -294,7 +295,7 @@ class Exporter : public Context {
     memory::Region* owned = nullptr;
     std::string writers;         // OtherArena: who may still write it
   };
-  [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access);
+  [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] Result<void> make_exclusive(Place& place); // no lock
   [[nodiscard]] std::uint64_t free_bytes(ExporterPeer& peer); // no lock
   [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options);

@@ -9,17 +9,21 @@
 
 namespace gpuloan::loan {
 
-Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access) {
+Result<Exporter::Place> Exporter::locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options) {
   if (bytes == 0) return Place{};
   if (pointer + bytes < pointer) return fail(GPULOAN_ERR_INVALID, memory::range_text(pointer, bytes) + " wraps around");
   if (memory::Region* region = peer.arena->find(pointer, bytes)) {
-    if (access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
+    if (options.access == GPULOAN_ACCESS_WRITE && region->spec().access == GPULOAN_ACCESS_READ) {
       return fail(GPULOAN_ERR_INVALID, "the region was made for read loans; make it with GPULOAN_ACCESS_WRITE to lend it for write");
     }
     return Place{region->spec().memory == GPULOAN_MEMORY_HOST ? Origin::ArenaHost : Origin::ArenaDevice, region, {}, false, nullptr, nullptr, ""};
   }
   Place place;
   place.origin = Origin::Foreign;
+  if (options.known != nullptr) {
+    place.foreign = *options.known;
+    return place;
+  }
   {
     const Lock lock(mutex_);
     for (const auto& other : remembered_) { // what lies in a chunk of ours can be lent as part of a region alone
@@ -420,7 +424,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
     if (peer->phase != Peer::Phase::Ready) return fail(GPULOAN_ERR_STATE, "the handshake with this peer is not complete");
   }
-  auto place = locate(*peer, pointer, bytes, options.access);
+  auto place = locate(*peer, pointer, bytes, options);
   if (!place) return forward(std::move(place.error()));
   if (gpu_ && !gate::is_cpu(options.stream)) {
     driver::Gpu::Scope scope(*gpu_);

@@ -124,7 +124,8 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
   } else {
     info.kind = PointerKind::VmmPrivate; // or imported: a driver without these functions does not tell
     if (driver.has(driver::Group::ForeignVmm)) {
-      info.kind = PointerKind::Imported;
+      // Where a device has no legacy handles, nothing is capable of them and nothing was opened by one.
+      info.kind = gpu.floors().has(GPULOAN_FLOOR_IPC_MEMORY) ? PointerKind::Imported : PointerKind::Alloc;
       auto chunks = walk_chunks(gpu, pointer, bytes);
       if (!chunks) return forward(std::move(chunks.error()));
       chunks->info.buffer_id = info.buffer_id;
