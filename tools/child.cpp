@@ -12,17 +12,24 @@
 namespace gpuloan::tool {
 
 Child Child::start(const std::vector<std::string>& arguments, int fd) {
-  std::vector<std::string> storage = arguments;
-  storage.insert(storage.begin(), "gpuloan");
+  std::vector<std::string> words = arguments;
+  words.insert(words.begin(), "gpuloan");
+  return spawn("/proc/self/exe", std::move(words), fd, false);
+}
+
+Child Child::start_command(const std::string& command, int fd) { return spawn("/bin/sh", {"sh", "-c", command}, fd, true); }
+
+Child Child::spawn(const char* program, std::vector<std::string> words, int fd, bool apart) {
   std::vector<char*> pointers;
-  for (std::string& argument : storage) pointers.push_back(argument.data());
+  for (std::string& argument : words) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   // dup2 onto the same number also clears close-on-exec (glibc 2.29).
   int code = ::posix_spawn_file_actions_adddup2(&actions, fd, kInheritedFd);
+  if (code == 0 && apart) code = ::posix_spawn_file_actions_adddup2(&actions, 2, 1);
   Child child;
-  if (code == 0) code = ::posix_spawn(&child.pid_, "/proc/self/exe", &actions, nullptr, pointers.data(), environ);
+  if (code == 0) code = ::posix_spawn(&child.pid_, program, &actions, nullptr, pointers.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (code != 0) throw Failure(ExitSystem, std::string("cannot start a worker: posix_spawn: ") + std::strerror(code));
   return child;

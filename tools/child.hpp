@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A worker process: this very program, executed again with other arguments and one inherited descriptor.
+// A worker process: this very program, executed again with other arguments, or a command; it inherits one descriptor.
 #pragma once
 
 #include "wait.hpp"
@@ -19,6 +19,8 @@ class Child {
   // and stderr.
   static constexpr int kInheritedFd = 3;
   [[nodiscard]] static Child start(const std::vector<std::string>& arguments, int fd);
+  // The same with a command for the shell, whose stdout is our stderr.
+  [[nodiscard]] static Child start_command(const std::string& command, int fd);
   Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, 0)), status_(other.status_) {}
   Child& operator=(Child&& other) noexcept;
   Child(const Child&) = delete;
@@ -36,6 +38,7 @@ class Child {
   [[nodiscard]] bool succeeded() const noexcept { return status_ == 0; }
 
  private:
+  [[nodiscard]] static Child spawn(const char* program, std::vector<std::string> words, int fd, bool apart);
   pid_t pid_ = 0;
   std::optional<int> status_; // as waitpid gave it
 };

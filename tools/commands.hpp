@@ -12,6 +12,7 @@ using Arguments = std::span<char* const>;
 
 int demo(Arguments arguments);
 int demo_worker(Arguments arguments); // what demo starts; not for people
+int canary(Arguments arguments);
 int probe(Arguments arguments);
 int import_limit_child(Arguments arguments); // what probe --import-limit starts; not for people
 int lend(Arguments arguments);

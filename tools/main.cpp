@@ -28,6 +28,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"demo", demo, "parent and workers hand bytes over through GPU memory; prints the eight steps"},
+    {"canary", canary, "proves each rung with a worker, shape by shape, and prints TAP or JSON"},
     {"probe", probe, "what this machine's driver, devices and kernel can do"},
     {"lend", lend, "lend a file's bytes to one borrower"},
     {"borrow", borrow, "borrow from a lender and write the bytes to a file"},

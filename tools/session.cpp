@@ -76,6 +76,7 @@ Session open_session(const CommonOptions& common, const LoanOptions& loans, gpul
   options.device = common.device;
   options.rungs = loans.rungs;
   options.gate = loans.gate;
+  options.canary_timeout_ms = loans.canary_timeout_ms;
   session.context = attempt("cannot make a context", [&] { return Context::create(options); });
   return session;
 }

@@ -9,7 +9,7 @@ import unittest
 
 from cli import CliTest, EXIT
 
-COMMANDS = ("demo", "probe", "lend", "borrow", "bench")
+COMMANDS = ("demo", "canary", "probe", "lend", "borrow", "bench")
 SOURCE = pathlib.Path(os.environ["GPULOAN_TEST_SOURCE"])
 
 
@@ -70,6 +70,11 @@ class UsageTest(CliTest):
             (("borrow", "--fd", "3", "--to", "x", "--key-fd", "4"), ("needs no key",)),
             (("probe", "extra"), ("unexpected argument 'extra'",)),
             (("demo-worker",), ("gpuloan demo",)),
+            (("canary", "--serve", "--worker", "x"), ("exclude each other",)),
+            (("canary", "--worker", ""), ("'--worker'", "is empty")),
+            (("canary", "--fd", "4"), ("--fd belongs to --serve",)),
+            (("canary", "--experimental-pool", "--rung", "vmm"), ("exclude each other",)),
+            (("canary", "vmm"), ("unexpected argument 'vmm'",)),
         ):
             with self.subTest(arguments=arguments):
                 self.expect(self.run_cli(*arguments), "usage", *texts)
