@@ -25,7 +25,7 @@
  * Threads
  *   Every function may be called from any thread at any time, except that an object must not be used during or after
  *   its own destroy, unref or close. Functions that wait for the peer name a timeout; so does the context for the
- *   canary, which the first lend or grant to a peer waits for (canary_timeout_ms). All others only work on local state;
+ *   canary, which the first lend or grant over each way to a peer waits for (canary_timeout_ms). All others only work on local state;
  *   those that take a stream call the driver, and with the host gate wait for the work in that stream. No function may
  *   be called from a log sink.
  *   A context with GPULOAN_LOOP_CALLER does nothing by itself: it works while some thread is in
@@ -212,7 +212,8 @@ typedef struct gpuloan_context_options {
   uint32_t gate;              /* gpuloan_gate; AUTO: memop, else event, else host */
   uint32_t gpu_wait_limit;    /* pending GPU-side waits allowed at once; 0: 4. More than 7 stop a context (S9). */
   uint32_t slots;             /* control words per peer, hence loans out at once; 0: 16384 */
-  uint32_t canary_timeout_ms; /* how long a loan may wait for a canary's answer, or to become exclusive; 0: 2000 */
+  uint32_t canary_timeout_ms; /* the budget of a canary's whole battery, in milliseconds; also how long a loan may wait to
+                                 become exclusive; 0: 2000 */
   uint64_t idle_bytes;        /* idle arena bytes kept per peer before chunks are recalled; 0: 1 GiB */
   uint64_t account_bytes;     /* arena bytes one account may pin (live, idle, retired, surrendered); 0: no limit */
   uint64_t pool_import_limit; /* of one allocation on the pool rung, beyond which its importer would die; 0: the measured
@@ -403,8 +404,9 @@ typedef struct gpuloan_lend_options {
  * copied, on the device where the peer works on it or reaches it (vmm, with copied_bytes), else by the host rung. A region of
  * another peer's is lent on for read as it is where it has its chunk to itself (the report's `writers` says who may still
  * write it), else as a copy. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
- * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan to a peer over vmm
- * pool or ipc waits for one canary loan (canary_timeout_ms).
+ * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan over each
+ * way to a peer waits for a battery of canary loans (canary_timeout_ms). A peer whose canary of the host rung failed is
+ * refused: NO_RUNG, whatever is lent.
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
  * Errors: INVALID (also: memory of another process, which only that process may lend, and of another device than the
  * context's, which a context for that device lends), BUSY, CAPTURE, LIMIT, NO_RUNG,
@@ -534,7 +536,7 @@ typedef struct gpuloan_loan_report {
   uint32_t ended;              /* 1 once it has ended; outcome is then final */
   gpuloan_status outcome;      /* OK while open */
   uint32_t memory_state;       /* gpuloan_memory_state, exporter only */
-  uint32_t canary;             /* gpuloan_canary of the rung with this peer */
+  uint32_t canary;             /* gpuloan_canary of the way that it takes to this peer */
   uint64_t copied_bytes;       /* on this side: by the host rung, or on the device where vmm lends a copy */
   uint64_t exposed_bytes;      /* bytes beyond the region that the peer could touch: the rest of its chunk, or of the
                                   allocation. The importer knows it in whole KiB */
