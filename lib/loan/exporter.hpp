@@ -161,7 +161,8 @@ class ExporterPeer : public Peer {
   std::uint64_t seal_at_ns = 0, seal_pause_ns = 0;
   bool sweeping = false;      // freed bytes wait for streams
   bool loss_reported = false; // PEER_LOST was pushed
-  bool copies_broken = false; // the driver failed a copy of ours: nothing of it is waited for
+  bool copies_broken = false; // the driver failed a copy of ours: nothing of it is waited for, and the rings are not used again
+  Error copies_error;         // then
   std::vector<std::weak_ptr<ExportLoan>> retired; // ended with the peer, their regions may still live
   std::vector<std::shared_ptr<ReleaseCall>> released; // at the end of the context, behind our own copies
   std::vector<std::shared_ptr<ExportLoan>> quarantined; // likewise, their memory waits for the proof
@@ -330,6 +331,7 @@ class Exporter : public Context {
   void free_slot(ExporterPeer& peer, ExportLoan& loan, bool clean);
   void finish(ExportLoan& loan, ExportEvent event);
   void pump(ExporterPeer& peer);
+  void fail_rings(ExporterPeer& peer);
   void announce_ready(ExportLoan& loan);
   void recall_idle(ExporterPeer& peer);
   [[nodiscard]] bool copies_pending(ExportLoan& loan);

@@ -224,6 +224,10 @@ Result<void> Exporter::prepare_event(ExportLoan& loan) {
 }
 
 Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
+  {
+    const Lock lock(mutex_);
+    if (peer.copies_broken) return fail(peer.copies_error.status, "the host rung's copies with this peer failed before: " + peer.copies_error.text);
+  }
   if (to_importer ? peer.to_importer != nullptr : peer.from_importer != nullptr) return {};
   auto ring = memory::HostRing::create(gpu_, memory::kRingSlotBytes, memory::kRingSlots);
   if (!ring) return forward(std::move(ring.error()));

@@ -182,18 +182,24 @@ void Exporter::after_turn() {
 
 // ---- Rings --------------------------------------------------------------------------------------------------------
 
+void Exporter::fail_rings(ExporterPeer& peer) {
+  for (const auto& [id, loan] : std::unordered_map(peer.loans)) {
+    if (loan->carrier == Carrier::Ring && loan->state == ExportState::Out) fail_loan(*loan, peer.copies_error.status, peer.copies_error.text);
+  }
+}
+
 void Exporter::pump(ExporterPeer& peer) {
-  if (!peer.copying() || peer.copies_broken) return;
+  if (peer.copies_broken) fail_rings(peer); // one may have been on its way out when they broke
+  if (!peer.copying()) return;
   memory::RingSource::Progress source;
   memory::RingSink::Progress sink;
   Result<void> moved = peer.to_importer ? peer.to_importer->pump(source) : Result<void>();
   if (moved && peer.from_importer) moved = peer.from_importer->pump(sink);
   if (!moved) {
     peer.copies_broken = true;
-    GPULOAN_LOG(GPULOAN_LOG_ERROR, "the host rung's copies failed: " + moved.error().text);
-    for (const auto& [id, loan] : std::unordered_map(peer.loans)) {
-      if (loan->carrier == Carrier::Ring) fail_loan(*loan, moved.error().status, moved.error().text);
-    }
+    peer.copies_error = std::move(moved.error());
+    GPULOAN_LOG(GPULOAN_LOG_ERROR, "the host rung's copies failed: " + peer.copies_error.text);
+    fail_rings(peer);
     return;
   }
   if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon

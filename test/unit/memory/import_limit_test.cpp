@@ -74,7 +74,8 @@ TEST_CASE("what an importer survives") {
     bool survives;
   };
   constexpr Row kRows[] = {{0, 5247, true}, {0, 5248, true}, {0, 5250, false}, {0, 6000, false}, {1, 5247, true},
-                           {29, 5247, false}, {28, 5248, false}, {0, 2000, true}, {16, 2000, true}, {0, 1, true}};
+                           {1, 5248, false}, {2, 5247, false}, {29, 5247, false}, {31, 5217, true}, {31, 5218, false},
+                           {16, 5232, true}, {16, 5233, false}, {16, 2000, true}, {0, 1, true}};
   for (const Row& row : kRows) {
     CAPTURE(row.base_mib);
     CAPTURE(row.mib);
