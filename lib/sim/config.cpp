@@ -4,6 +4,7 @@
 // of the library looks at the result, so nothing of it is locked.
 #include <sim/config.hpp>
 #include <sim/device.hpp>
+#include <sim/profile.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -35,6 +36,7 @@ bool parse_number(std::string_view text, Number& out) {
 class Parser {
  public:
   Config run() {
+    parse_profile();
     parse_state();
     number("GPULOAN_SIM_DEVICES", config_.devices, 0, kMaxDevices);
     std::uint64_t mebibytes = config_.memory_bytes >> 20;
@@ -49,10 +51,13 @@ class Parser {
     parse_slices();
     parse_compute_mode();
     parse_peers();
+    std::uint64_t kibibytes = 0;
+    if (number("GPULOAN_SIM_PIN_LIMIT_KIB", kibibytes, 0, std::uint64_t{1} << 32)) config_.pin_limit = kibibytes << 10;
     CuResult code = Success;
     parse_visible();
     if (number("GPULOAN_SIM_INIT_RESULT", code, 0, 999)) config_.init_result = code;
     parse_without();
+    parse_quirks();
     parse_faults();
     return std::move(config_);
   }
@@ -65,8 +70,8 @@ class Parser {
 
   template <typename Number>
   bool number(const char* variable, Number& out, std::type_identity_t<Number> low, std::type_identity_t<Number> high) {
-    const char* text = std::getenv(variable);
-    if (text == nullptr || *text == '\0') return false;
+    const char* text = setting(variable);
+    if (text == nullptr) return false;
     Number value{};
     if (!parse_number(text, value) || value < low || value > high) {
       reject(variable, text, ("a number from " + std::to_string(low) + " to " + std::to_string(high)).c_str());
@@ -74,6 +79,33 @@ class Parser {
     }
     out = value;
     return true;
+  }
+
+  // As the environment says, else as the profile does; null: neither.
+  [[nodiscard]] const char* setting(const char* variable) const {
+    const char* text = std::getenv(variable);
+    return text != nullptr && *text != '\0' ? text : profile_setting(profile_, variable);
+  }
+
+  void parse_profile() {
+    const char* text = std::getenv("GPULOAN_SIM_PROFILE");
+    if (text == nullptr || *text == '\0') return;
+    if (is_profile(text)) profile_ = text;
+    else reject("GPULOAN_SIM_PROFILE", text, ("one of " + profile_names()).c_str());
+  }
+
+  void parse_quirks() {
+    const char* text = setting("GPULOAN_SIM_QUIRKS");
+    if (text == nullptr) return;
+    constexpr std::string_view kAttribute = "attribute:";
+    for (const std::string_view part : split(text, ',')) {
+      int attribute = 0;
+      if (part == "integrated") config_.integrated = true;
+      else if (part == "legacy-opens-once") config_.legacy_opens_once = true;
+      else if (part == "pool-imports-die") config_.pool_imports_die = true;
+      else if (part.starts_with(kAttribute) && parse_number(part.substr(kAttribute.size()), attribute)) config_.unknown_attributes.push_back(attribute);
+      else reject("GPULOAN_SIM_QUIRKS", part, "one of integrated, legacy-opens-once, pool-imports-die, attribute:<number>");
+    }
   }
 
   void parse_state() {
@@ -152,8 +184,8 @@ class Parser {
   }
 
   void parse_without() {
-    const char* text = std::getenv("GPULOAN_SIM_WITHOUT");
-    if (text == nullptr || *text == '\0') return;
+    const char* text = setting("GPULOAN_SIM_WITHOUT");
+    if (text == nullptr) return;
     constexpr std::pair<std::string_view, Group> kNames[] = {{"vmm", Group::Vmm},
                                                              {"memops", Group::MemOps},
                                                              {"ipc-events", Group::IpcEvents},
@@ -181,8 +213,8 @@ class Parser {
   }
 
   void parse_faults() {
-    const char* text = std::getenv("GPULOAN_SIM_FAIL");
-    if (text == nullptr || *text == '\0') return;
+    const char* text = setting("GPULOAN_SIM_FAIL");
+    if (text == nullptr) return;
     for (const std::string_view part : split(text, ',')) {
       const auto fields = split(part, ':');
       FaultRule rule;
@@ -244,6 +276,7 @@ class Parser {
   }
 
   Config config_;
+  std::string_view profile_;
 };
 
 } // namespace

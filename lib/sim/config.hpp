@@ -38,8 +38,11 @@ struct Config {
   int mps = 0;
   int compute_mode = ModeDefault;
   std::array<unsigned, kMaxDevices> peers{}; // bit m of the n-th: device n reaches memory of device m; physical ordinals
+  std::uint64_t pin_limit = UINT64_MAX; // bytes of host memory that the process may register, all in all
   std::optional<CuResult> init_result;
   unsigned without = 0; // one bit per Group
+  bool integrated = false, legacy_opens_once = false, pool_imports_die = false;
+  std::vector<int> unknown_attributes; // a question about one is CUDA_ERROR_INVALID_VALUE
   std::vector<Row> hidden; // what cuGetProcAddress denies
   std::vector<FaultRule> faults;
   std::vector<int> visible; // physical ordinals in the order that CUDA_VISIBLE_DEVICES gives them

@@ -6,6 +6,7 @@
 #include <sim/config.hpp>
 #include <sim/device.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -48,6 +49,7 @@ int attribute_value(int attribute) {
   switch (attribute) {
     case AttrUnifiedAddressing: return 1;
     case AttrComputeMode: return config().compute_mode;
+    case AttrIntegrated: return config().integrated ? 1 : 0;
     case AttrComputeCapabilityMajor: return 9;
     case AttrComputeCapabilityMinor: return 0;
     case AttrHostPointerForRegistered:
@@ -104,6 +106,8 @@ CuResult cuDeviceGetAttribute(int* value, int attribute, Device device) {
   constexpr int kLast = 150; // a little above what driver 13.0 knows
   if (value == nullptr || attribute < 1 || attribute > kLast) return InvalidValue;
   if (!is_device(device)) return InvalidDevice;
+  const auto& unknown = config().unknown_attributes;
+  if (std::find(unknown.begin(), unknown.end(), attribute) != unknown.end()) return InvalidValue;
   *value = attribute_value(attribute);
   return Success;
 }

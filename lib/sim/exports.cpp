@@ -57,6 +57,10 @@ QueryStatus look_up(std::string_view name, int version, void*& out) {
 } // namespace
 } // namespace gpuloan::sim
 
+// The name without a version is an ABI of long ago, which does not take a context of today (R20).
+GPULOAN_SIM_PUBLIC CuResult cuMemGetAddressRange(unsigned* base, unsigned* bytes, unsigned pointer);
+CuResult cuMemGetAddressRange(unsigned*, unsigned*, unsigned) { return InvalidContext; }
+
 GPULOAN_SIM_PUBLIC CuResult cuGetProcAddress_v2(const char* symbol, void** function, int version, std::uint64_t flags,
                                                 int* status);
 GPULOAN_SIM_PUBLIC CuResult cuGetProcAddress(const char* symbol, void** function, int version, std::uint64_t flags);

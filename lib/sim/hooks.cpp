@@ -4,6 +4,7 @@
 #include <sim/address_space.hpp>
 #include <sim/event.hpp>
 #include <sim/faults.hpp>
+#include <sim/host_memory.hpp>
 #include <sim/memory.hpp>
 #include <sim/pool_register.hpp>
 #include <sim/process.hpp>
@@ -85,6 +86,8 @@ GPULOAN_SIM_PUBLIC int gpuloan_sim_context_fail(int result) {
   fail_context(*context, result);
   return Success;
 }
+
+GPULOAN_SIM_PUBLIC void gpuloan_sim_pin_limit(std::uint64_t bytes) { set_pin_limit(bytes); }
 
 GPULOAN_SIM_PUBLIC void gpuloan_sim_deinitialize() { deinitialize(); }
 

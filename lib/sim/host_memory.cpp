@@ -4,9 +4,11 @@
 // address. Registering pins nothing here; unmapping registered memory is the caller's fault and can crash its process.
 #include <sim/address_space.hpp>
 #include <sim/api.hpp>
+#include <sim/config.hpp>
 #include <sim/context.hpp>
 #include <sim/host_memory.hpp>
 
+#include <atomic>
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
@@ -27,6 +29,13 @@ bool is_host_memory(const void* start, std::size_t bytes) noexcept {
 }
 
 namespace {
+
+std::atomic<std::uint64_t> registered{0};
+
+std::atomic<std::uint64_t>& pin_limit() {
+  static std::atomic<std::uint64_t> limit{config().pin_limit};
+  return limit;
+}
 
 constexpr unsigned kReadOnly = 8; // CU_MEMHOSTREGISTER_READ_ONLY: the device only reads
 
@@ -51,14 +60,22 @@ bool is_usable(const void* start, std::size_t bytes, bool writable) {
 
 } // namespace
 
+void set_pin_limit(std::uint64_t bytes) noexcept { pin_limit() = bytes; }
+
 namespace api {
 
 CuResult cuMemHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
   constexpr unsigned kKnown = RegisterPortable | RegisterDeviceMap | kReadOnly;
   if (pointer == nullptr || bytes == 0 || (flags & ~kKnown) != 0) return InvalidValue;
   if (!is_usable(pointer, bytes, (flags & kReadOnly) == 0)) return InvalidValue;
+  if (registered.fetch_add(bytes) + bytes > pin_limit()) {
+    registered -= bytes;
+    return OutOfMemory;
+  }
   const ContextRef context = current_context();
-  return AddressSpace::get().add_host(pointer, bytes, context->handle, context->physical, false);
+  const CuResult result = AddressSpace::get().add_host(pointer, bytes, context->handle, context->physical, false);
+  if (result != Success) registered -= bytes;
+  return result;
 }
 
 // Waits for the context's work first (measured): it blocks behind a stream that waits.
@@ -69,7 +86,9 @@ CuResult cuMemHostUnregister(void* pointer) {
   if (!AddressSpace::get().find(address, range)) return HostMemoryNotRegistered;
   if (range.kind != RangeKind::Host || range.start != address || range.owned) return InvalidValue;
   if (const CuResult result = synchronize_owner(range)) return result;
-  return AddressSpace::get().remove_host(pointer, false);
+  const CuResult result = AddressSpace::get().remove_host(pointer, false);
+  if (result == Success) registered -= range.size;
+  return result;
 }
 
 CuResult cuMemHostGetDevicePointer(DevicePtr* device, void* host, unsigned flags) {

@@ -36,7 +36,11 @@ CuResult open(const HandleBytes& wanted, DevicePtr& out) {
   const ContextRef context = current_context();
   const std::lock_guard lock(opening());
   AddressSpace& space = AddressSpace::get();
-  if (space.use_again(RangeKind::Opened, wanted.name.file, context->handle, out)) return Success;
+  if (space.use_again(RangeKind::Opened, wanted.name.file, context->handle, out)) {
+    if (!config().legacy_opens_once) return Success;
+    static_cast<void>(space.free(out, RangeKind::Opened)); // the count of it
+    return AlreadyMapped;
+  }
   const Fd fd = wanted.name.open();
   if (!fd) return InvalidValue;
   Range range;

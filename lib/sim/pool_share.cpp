@@ -4,6 +4,7 @@
 // exported of an allocation says where the exporter keeps the memfd (named_file.hpp), so it is the same bytes for every
 // allocation that gets the same block (fact P14), and good until the block goes back to the device.
 #include <sim/api.hpp>
+#include <sim/config.hpp>
 #include <sim/device.hpp>
 #include <sim/handles.hpp>
 #include <sim/pool_register.hpp>
@@ -70,7 +71,14 @@ std::mutex& importing() {
 // An importer does not survive it (fact P3).
 CuResult import_too_large() {
   switch (config().too_large) {
-    case TooLarge::Dies: ::raise(SIGSEGV); return Unknown; // where the program handles it
+    case TooLarge::Dies: {
+      sigset_t fault; // a real fault is not held up by a thread's mask
+      ::sigemptyset(&fault);
+      ::sigaddset(&fault, SIGSEGV);
+      ::pthread_sigmask(SIG_UNBLOCK, &fault, nullptr);
+      ::raise(SIGSEGV);
+      return Unknown; // where the program handles it
+    }
     case TooLarge::Fails: return InvalidValue;
     case TooLarge::Hangs: break;
   }
@@ -160,7 +168,8 @@ CuResult cuMemPoolImportPointer(DevicePtr* pointer, Pool pool, PoolPointer* shar
   const auto bytes = std::bit_cast<PointerBytes>(*shared);
   if (std::memcmp(bytes.magic, kPointerMagic, sizeof kPointerMagic) != 0) return InvalidValue;
   if (found->origin != PoolState::Origin::Imported || found->identity() != bytes.pool) return InvalidValue;
-  if (config().import_limit != 0 && bytes.bytes > config().import_limit) return import_too_large();
+  const bool too_large = config().import_limit != 0 && bytes.bytes > config().import_limit;
+  if (too_large || config().pool_imports_die) return import_too_large();
   return import_pointer(*found, bytes, *pointer);
 }
 

@@ -23,6 +23,10 @@ int gpuloan_sim_stream_release(void *stream);
 /* The current context fails as by a device fault: `result` (for example 700) is what all its later calls return. */
 int gpuloan_sim_context_fail(int result);
 
+/* From now on this process may register no more than this many bytes of host memory, all in all: the calls beyond return
+ * CUDA_ERROR_OUT_OF_MEMORY, as under a limit on locked memory. UINT64_MAX: no limit. */
+void gpuloan_sim_pin_limit(uint64_t bytes);
+
 /* From now on every call returns CUDA_ERROR_DEINITIALIZED, as after a real driver's exit handler. */
 void gpuloan_sim_deinitialize(void);
 

@@ -89,6 +89,7 @@ void Gpu::resolve(const char* driver) {
   find(library, "gpuloan_sim_stream_delay", call.sim_delay);
   find(library, "gpuloan_sim_live", call.sim_live);
   find(library, "gpuloan_sim_calls", call.sim_calls);
+  find(library, "gpuloan_sim_pin_limit", call.sim_pin_limit);
   expect(call.cuMemcpyHtoDAsync != nullptr && call.cuMemAllocHost != nullptr && call.cuMemsetD8Async != nullptr, "a driver without copies");
   if (!simulated()) expect(call.cuStreamWaitValue64 != nullptr, "a driver without cuStreamWaitValue64_v2");
 }

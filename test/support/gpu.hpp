@@ -50,6 +50,7 @@ struct CudaTable {
   CuResult (*sim_delay)(void* stream, unsigned microseconds);
   std::int64_t (*sim_live)(const char* what);
   std::int64_t (*sim_calls)(const char* function);
+  void (*sim_pin_limit)(std::uint64_t bytes);
 };
 
 class Gpu {
