@@ -364,7 +364,7 @@ GPULOAN_API gpuloan_status gpuloan_region_create(gpuloan_peer *peer, const gpulo
  * after the work now in the streams that used it has passed: those given to lend, ready and region_used_on. */
 GPULOAN_API gpuloan_status gpuloan_region_destroy(gpuloan_region *region);
 /* The exporter's own address: a device pointer (usable by every kernel of the context's device), 0 for 0 bytes. For
- * host memory the address as the device sees it. */
+ * host memory the address as the device sees it, 0 where it does not (no device, or it could not be registered). */
 GPULOAN_API uint64_t gpuloan_region_pointer(const gpuloan_region *region);
 /* Host memory only: the address for the CPU; NULL for device memory. */
 GPULOAN_API void *gpuloan_region_host(const gpuloan_region *region);
@@ -405,7 +405,8 @@ typedef struct gpuloan_lend_options {
  * another peer's is lent on for read as it is where it has its chunk to itself (the report's `writers` says who may still
  * write it), else as a copy. The caller keeps such memory allocated until `release` is called. A range lent for write is lent
  * to nobody else; one lent for read may be lent for read many times (BUSY otherwise). The first loan over each
- * way to a peer waits for a battery of canary loans (canary_timeout_ms). A peer whose canary of the host rung failed is
+ * way to a peer waits for a battery of canary loans (canary_timeout_ms), the first under the event gate for one
+ * answer. A peer whose canary of the host rung failed is
  * refused: NO_RUNG, whatever is lent.
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
  * Errors: INVALID (also: memory of another process, which only that process may lend, and of another device than the
@@ -541,8 +542,9 @@ typedef struct gpuloan_loan_report {
   uint64_t exposed_bytes;      /* bytes beyond the region that the peer could touch: the rest of its chunk, or of the
                                   allocation. The importer knows it in whole KiB */
   uint64_t step_ns[GPULOAN_STEP_COUNT]; /* last turn's; 0: not happened, or not known on this side yet */
-  char rung_reason[GPULOAN_TEXT_MAX];   /* exporter: why each better rung was refused; "" when the best was taken */
-  char gate_reason[GPULOAN_TEXT_MAX];   /* exporter: likewise for the gate */
+  /* Exporter: why each better rung was refused; "" when the best was taken. Either side: why its host memory is not pinned. */
+  char rung_reason[GPULOAN_TEXT_MAX];
+  char gate_reason[GPULOAN_TEXT_MAX]; /* likewise for the gate */
   char outcome_text[GPULOAN_TEXT_MAX];  /* the sentence for a failed loan */
   char writers[GPULOAN_TEXT_MAX];       /* exporter: who else may still write the lent memory; "" for nobody */
 } gpuloan_loan_report;

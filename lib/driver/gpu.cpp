@@ -5,6 +5,7 @@
 // The lock only keeps two first uses from retaining twice.
 #include <driver/gpu.hpp>
 
+#include <base/log.hpp>
 #include <driver/lifetime.hpp>
 
 namespace gpuloan::driver {
@@ -53,6 +54,21 @@ Gpu::~Gpu() {
 }
 
 bool Gpu::context_made() const noexcept { return context_.load(std::memory_order_acquire) != nullptr; }
+
+std::string Gpu::pin_refusal() const {
+  const std::lock_guard lock(mutex_);
+  return pin_refusal_;
+}
+
+void Gpu::pin_refused(const std::string& why) {
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    first = pin_refusal_.empty();
+    pin_refusal_ = why;
+  }
+  if (first) GPULOAN_LOG(GPULOAN_LOG_WARNING, "host memory cannot be pinned, loans that need it are slower: " + why);
+}
 
 Result<Context> Gpu::context() {
   if (Context made = context_.load(std::memory_order_acquire); made != nullptr) return made;

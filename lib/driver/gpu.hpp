@@ -55,6 +55,9 @@ class Gpu {
   [[nodiscard]] Device device() const noexcept { return device_; }
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
   [[nodiscard]] bool context_made() const noexcept;
+  // Why host memory could not be registered the last time that it was tried; "" if it always could.
+  [[nodiscard]] std::string pin_refusal() const;
+  void pin_refused(const std::string& why); // the first one is said in the log
 
   // Makes the context current and the thread's capture mode relaxed for the scope's life, so that the library's own
   // calls never invalidate a caller's graph capture; both are put back. Check ok() first: the primary context may fail.
@@ -80,9 +83,10 @@ class Gpu {
   Floors floors_;
   Device device_ = 0;
   int ordinal_ = 0;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::atomic<Context> context_{nullptr};
   bool retained_ = false;
+  std::string pin_refusal_;
 };
 
 } // namespace gpuloan::driver

@@ -172,6 +172,8 @@ class HostRegistration {
  public:
   HostRegistration() noexcept = default;
   [[nodiscard]] static Result<HostRegistration> create(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory);
+  // Empty where it is refused: the memory is used unpinned, and Gpu::pin_refusal() says why.
+  [[nodiscard]] static HostRegistration try_create(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory);
   HostRegistration(HostRegistration&& other) noexcept;
   HostRegistration& operator=(HostRegistration&& other) noexcept;
   ~HostRegistration();
@@ -179,6 +181,7 @@ class HostRegistration {
   [[nodiscard]] explicit operator bool() const noexcept { return host_ != nullptr; }
 
  private:
+  [[nodiscard]] static Result<HostRegistration> pin(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory);
   std::shared_ptr<Gpu> gpu_;
   void* host_ = nullptr;
   DevicePtr device_ = 0;

@@ -22,6 +22,21 @@ Error register_error(const Driver& driver, CuResult code, std::size_t bytes) {
 } // namespace
 
 Result<HostRegistration> HostRegistration::create(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory) {
+  auto made = pin(gpu, memory);
+  if (!made) gpu->pin_refused(made.error().text);
+  return made;
+}
+
+HostRegistration HostRegistration::try_create(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory) {
+  if (!gpu->floors().has(GPULOAN_FLOOR_HOST_REGISTER)) {
+    gpu->pin_refused("this device cannot register host memory");
+    return {};
+  }
+  auto made = create(std::move(gpu), memory);
+  return made ? std::move(*made) : HostRegistration();
+}
+
+Result<HostRegistration> HostRegistration::pin(std::shared_ptr<Gpu> gpu, std::span<std::byte> memory) {
   const Driver& driver = gpu->driver();
   GPULOAN_TRY(require(driver, Group::HostRegister));
   const Gpu::Scope scope(*gpu);

@@ -100,11 +100,8 @@ std::string refuse_ipc(const AdmissionInput& in) {
 
 std::string refuse_host(const AdmissionInput& in, Carrier carrier) {
   const bool direct = carrier == Carrier::Direct;
-  constexpr auto kRegister = static_cast<std::uint32_t>(GPULOAN_FLOOR_HOST_REGISTER);
   if ((in.rungs & GPULOAN_RUNG_HOST) == 0) return "not among the allowed rungs";
   if (!direct && in.policy == GPULOAN_POLICY_REQUIRE_ZERO_COPY) return "it copies, and the policy requires zero-copy";
-  if (!direct && (in.exporter.floors & kRegister) == 0) return "this device cannot register host memory";
-  if (carrier == Carrier::Ring && (in.importer.floors & kRegister) == 0) return "the importer's device cannot register host memory";
   if (carrier == Carrier::Ring && in.exclusive) return kExclusive;
   if (carrier == Carrier::Ring && in.same_device) return refuse_room(in); // the importer works on a buffer of its own
   return "";

@@ -217,6 +217,7 @@ Result<void> Importer::import_memory(Lock& lock, const std::shared_ptr<ImportLoa
   if (loan->state != ImportState::Offered) return fail(GPULOAN_ERR_STATE, std::string("the loan is ") + name(loan->state));
   if (address->pointer != 0) loan->pointer = address->pointer + loan->offset;
   if (address->host != nullptr) loan->host = address->host + loan->offset;
+  if (gpu_ && address->host != nullptr && address->pointer == 0) loan->rung_reason = "host: with memory that is not pinned here: " + gpu_->pin_refusal();
   return {};
 }
 

@@ -136,6 +136,7 @@ struct Remains {
   gate::Words words;
   std::unique_ptr<memory::RingSource> to_importer;
   std::unique_ptr<memory::RingSink> from_importer;
+  std::unique_ptr<memory::UnpinnedCopies> unpinned;
   std::shared_ptr<memory::Arena> arena;
   std::vector<std::shared_ptr<ReleaseCall>> released;
 
@@ -143,8 +144,14 @@ struct Remains {
   Remains(const Remains&) = delete;
   Remains& operator=(const Remains&) = delete;
   ~Remains() {
-    if (!memory::drain_ring(to_importer.get())) static_cast<void>(to_importer.release()); // left to the process
-    if (!memory::drain_ring(from_importer.get())) static_cast<void>(from_importer.release());
+    const auto leave = [this](auto& end) { // to the process, with what it copies
+      static_cast<void>(end.release());
+      static_cast<void>(new auto(std::move(arena)));
+      static_cast<void>(new auto(std::move(released)));
+    };
+    if (!memory::drain_ring(to_importer.get())) leave(to_importer);
+    if (!memory::drain_ring(from_importer.get())) leave(from_importer);
+    if (unpinned && !unpinned->drain()) leave(unpinned);
     arena.reset();
     released.clear();
   }
@@ -169,6 +176,7 @@ void ExporterPeer::release_memory(bool with_arena) noexcept {
     remains->words = std::move(words);
     remains->to_importer = std::move(to_importer);
     remains->from_importer = std::move(from_importer);
+    remains->unpinned = std::move(unpinned);
     remains->released = std::move(released);
     if (with_arena) remains->arena = std::move(arena);
     events.clear();
@@ -426,12 +434,22 @@ Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventH
   }
   cuda::IpcEventHandle handle = {};
   std::memcpy(handle.reserved, wire.handle, sizeof handle.reserved);
+  const bool refused = std::all_of(std::begin(wire.handle), std::end(wire.handle), [](auto byte) { return byte == 0; });
   auto event = driver::OwnedEvent::open_ipc(gpu_, handle);
+  if (!event && !peer.events_proven) {
+    if (peer.events_refusal.empty()) peer.events_refusal = refused ? "the importer's driver refuses them" : event.error().text;
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "the event gate is off with this peer: " + peer.events_refusal);
+    changed_.notify_all();
+    return {};
+  }
   if (!event) { // its maker may be dead already; what it sent after this still counts, and an ACK needs no event
     GPULOAN_LOG(GPULOAN_LOG_WARNING, "a DONE event cannot be opened, its loans are done with their ACK: " + event.error().text);
     return {};
   }
   peer.events[wire.index]->done = std::move(*event);
+  peer.events_proven = true;
+  peer.events_refusal.clear(); // of a lend that did not wait for long enough
+  changed_.notify_all();
   for (const auto& [id, loan] : std::unordered_map(peer.loans)) advance(*loan);
   return {};
 }

@@ -5,6 +5,7 @@
 //   exporter.cpp  who connects and what they send
 //   regions.cpp   the arena's memory, as the caller holds it
 //   lend.cpp      a loan's way out: place, rung, gate, EXPORT and READY
+//   prepare.cpp   what its rung and gate need first
 //   foreign.cpp   the same for memory that is not the arena's: what is exported, and handed over
 //   settle.cpp    a loan's way back: DONE, ACK, RELEASE
 //   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
@@ -172,6 +173,10 @@ class ExporterPeer : public Peer {
   std::unique_ptr<memory::RingSource> to_importer;
   std::unique_ptr<memory::RingSink> from_importer;
   driver::OwnedStream copy_stream;
+  std::unique_ptr<memory::UnpinnedCopies> unpinned; // from staging pages that the driver would not pin
+  std::string words_refusal;                        // why the control words cannot be pinned
+  std::string events_refusal;                       // why interprocess events do not work with it
+  bool events_proven = false;                       // each side has opened one of the other's
   driver::OwnedStream canary_stream;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
 
@@ -209,6 +214,7 @@ class ExportLoan : public Loan {
   driver::OwnedEvent ready_written; // behind a READY that the device writes
   bool gate_passed = false;
   driver::OwnedEvent landed; // staged, write: behind the copy from the staging region
+  std::shared_ptr<const memory::UnpinnedCopy> unpinned_landing; // or this, where the staging pages are not pinned
   bool landing = false;
   bool posting = false; // ready() is at work without the lock: nothing ends the loan until it is through
   driver::OwnedEvent reading; // staged, read: behind the copy into the staging region
@@ -304,15 +310,22 @@ class Exporter : public Context {
   [[nodiscard]] bool needs_proof(ExporterPeer& peer, Trial trial, std::uint64_t bytes, const LendOptions& options);
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
                                                           std::uint64_t bytes, const LendOptions& options, const Admission& admission);
-  [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
-  [[nodiscard]] Result<void> prepare_event(ExportLoan& loan);
-  [[nodiscard]] Result<void> prepare_ring(ExporterPeer& peer, bool to_importer);
-  [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
   [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
   void start_turn(ExportLoan& loan);                                            // lock held
   [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire); // lock held
   [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
   void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
+
+  // prepare.cpp; no lock unless said
+  [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
+  [[nodiscard]] Result<void> prepare_event(ExportLoan& loan, const LendOptions& options);
+  [[nodiscard]] Result<cuda::IpcEventHandle> make_event(EventPair& pair) const;
+  [[nodiscard]] Result<void> prepare_ring(ExporterPeer& peer, bool to_importer);
+  [[nodiscard]] Result<void> prepare_stream(driver::OwnedStream& stream);
+  [[nodiscard]] Result<void> prepare_words(ExportLoan& loan, const LendOptions& options);
+  void note_unpinned(ExportLoan& loan) const;
+  [[nodiscard]] Result<GateChoice> gate_for(const ExporterPeer& peer, const LendOptions& options) const; // lock held
+  [[nodiscard]] Result<void> choose_again(ExportLoan& loan, const LendOptions& options) const;           // lock held
 
   // foreign.cpp
   [[nodiscard]] Result<void> prepare_foreign(ExportLoan& loan);

@@ -4,6 +4,7 @@
 // loses the exporter; a loan that cannot be carried on this side is answered with an ACK that says why.
 #include <loan/importer.hpp>
 
+#include <base/log.hpp>
 #include <base/reaper.hpp>
 
 #include <algorithm>
@@ -67,6 +68,9 @@ void Importer::close() noexcept {
   Lock lock(mutex_);
   auto held = clear_handles(); // destroyed last, without the lock
   for (const auto& peer : remembered_) {
+    for (const auto& [id, loan] : peer->loans) { // a ring may still copy out of them
+      if (loan->buffer) peer->limbo.emplace_back(id, std::move(loan->buffer));
+    }
     peer->loans.clear();
     peer->requests.clear();
     if (!over) { // left mapped, and tied: unmapping does not wait for running work (R22)
@@ -107,11 +111,12 @@ struct Remains {
   Remains(const Remains&) = delete;
   Remains& operator=(const Remains&) = delete;
   ~Remains() {
-    if (!memory::drain_ring(from_exporter.get())) {
-      static_cast<void>(from_exporter.release());
+    const auto leave = [this](auto& end) {
+      static_cast<void>(end.release());
       static_cast<void>(new auto(std::move(limbo)));
-    }
-    if (!memory::drain_ring(to_exporter.get())) static_cast<void>(to_exporter.release());
+    };
+    if (!memory::drain_ring(from_exporter.get())) leave(from_exporter);
+    if (!memory::drain_ring(to_exporter.get())) leave(to_exporter);
     imports.clear();
     foreign.clear();
     pools.clear();
@@ -336,7 +341,8 @@ Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) 
   auto ring = memory::HostRing::adopt(gpu_, received.fds.take(0), wire.slot_bytes, wire.slot_count);
   if (!ring) {
     if (ring.error().status == GPULOAN_ERR_PROTOCOL) return forward(std::move(ring.error()));
-    peer.adopt_error = "the ring cannot be used here: " + ring.error().text; // loans that need it are answered with this
+    // Loans that need it are answered with this.
+    peer.adopt_error = "the ring of the host rung cannot be used here: " + ring.error().text + "; free what it names, then connect again";
     return {};
   }
   if (wire.to_importer != 0) {
@@ -349,30 +355,38 @@ Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) 
 
 Result<void> Importer::on_event_handle(ImporterPeer& peer, const channel::EventHandle& wire) {
   if (!gpu_ || wire.index != peer.events.size() || peer.events.size() >= 4096) return fail(GPULOAN_ERR_PROTOCOL, "EVENT_HANDLE out of order");
+  auto pair = std::make_unique<ImportEvents>();
+  auto ours = open_events(*pair, wire);
+  if (!ours) GPULOAN_LOG(GPULOAN_LOG_WARNING, "interprocess events do not work here, the exporter is told: " + ours.error().text);
+  peer.events.push_back(std::move(pair));
+  channel::Record record = channel::make_record(channel::Type::EventHandle);
+  record.event_handle.index = wire.index;
+  if (ours) std::memcpy(record.event_handle.handle, ours->reserved, sizeof record.event_handle.handle); // else 0: there is none
+  send(peer, record);
+  return {};
+}
+
+Result<cuda::IpcEventHandle> Importer::open_events(ImportEvents& pair, const channel::EventHandle& wire) const {
   cuda::IpcEventHandle handle = {};
   std::memcpy(handle.reserved, wire.handle, sizeof handle.reserved);
-  auto pair = std::make_unique<ImportEvents>();
   auto ready = driver::OwnedEvent::open_ipc(gpu_, handle);
   if (!ready) return forward(std::move(ready.error()));
   auto done = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventInterprocess);
   if (!done) return forward(std::move(done.error()));
   auto ours = done->ipc_handle();
-  if (!ours) return forward(std::move(ours.error()));
-  pair->ready = std::move(*ready);
-  pair->done = std::move(*done);
-  peer.events.push_back(std::move(pair));
-  channel::Record record = channel::make_record(channel::Type::EventHandle);
-  record.event_handle.index = wire.index;
-  std::memcpy(record.event_handle.handle, ours->reserved, sizeof record.event_handle.handle);
-  send(peer, record);
-  return {};
+  if (!ours) return ours;
+  pair.ready = std::move(*ready);
+  pair.done = std::move(*done);
+  return ours;
 }
 
 Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received) {
   const channel::Export& wire = received.record->export_;
   // 0 is what a request has for a loan before it is granted: an end of the one would take the other with it.
   if (wire.loan == 0 || peer->loans.contains(wire.loan) || wire.slot >= peer->words.slots()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names a loan or slot that is in use");
-  if (wire.gate == GPULOAN_GATE_EVENT && wire.event >= peer->events.size()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names an event that was not announced");
+  if (wire.gate == GPULOAN_GATE_EVENT && (wire.event >= peer->events.size() || !peer->events[wire.event]->done)) {
+    return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names an event that was not announced, or that was refused");
+  }
   std::shared_ptr<Import> import;
   if (wire.chunk != 0) {
     const auto it = peer->imports.find(wire.chunk);

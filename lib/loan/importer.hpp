@@ -92,6 +92,7 @@ class ImporterPeer : public Peer {
   std::unique_ptr<memory::RingSink> from_exporter;
   std::unique_ptr<memory::RingSource> to_exporter;
   std::string adopt_error; // of a ring that could not be adopted
+  std::string words_refusal; // why the control words cannot be pinned here; words_mutex guards it
   Error refusal;           // of REFUSED
   SideFloors floors;       // the exporter's
   bool sees_device = false; // the exporter's, by UUID: it is ours, or one that we see beside it
@@ -132,7 +133,9 @@ class ImportLoan : public Loan {
     return {peer->words, slot, gate::Word::Ready, word(), gate, pair() != nullptr ? &pair()->ready : nullptr};
   }
   [[nodiscard]] gate::Post done_post() const noexcept {
-    return {peer->words, slot, gate::Word::Done, word(), gate, pair() != nullptr ? &pair()->done : nullptr};
+    // Without pinned control words only the CPU writes them; a word that has the value passes under every gate.
+    const gpuloan_gate by = gate == GPULOAN_GATE_MEMOP && !peer->words.registered() ? GPULOAN_GATE_HOST : gate;
+    return {peer->words, slot, gate::Word::Done, word(), by, pair() != nullptr ? &pair()->done : nullptr};
   }
 };
 
@@ -189,6 +192,7 @@ class Importer : public Context {
   [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_event_handle(ImporterPeer& peer, const channel::EventHandle& handle);
+  [[nodiscard]] Result<cuda::IpcEventHandle> open_events(ImportEvents& pair, const channel::EventHandle& wire) const;
   [[nodiscard]] Result<void> on_ring(ImporterPeer& peer, channel::Received& received);
   void on_ready(ImporterPeer& peer, const channel::Turn& turn);
   void pump(ImporterPeer& peer);
@@ -233,6 +237,7 @@ class Importer : public Context {
 
   // work.cpp; lock held unless said
   [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
+  void pin_words(ImportLoan& loan); // no lock
   void look_at_work(ImportLoan& loan, Trash& trash);
   void watch_work(const std::shared_ptr<ImportLoan>& loan);
   [[nodiscard]] bool watch_works() noexcept; // all; false: no memory

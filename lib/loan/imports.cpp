@@ -177,9 +177,7 @@ Result<void> Importer::map_host(Import& import) {
   // A device can only be given pages that are mapped writable.
   auto mapping = Mapping::map_shared(import.fd.get(), import.bytes, gpu_ != nullptr || import.access == GPULOAN_ACCESS_WRITE);
   if (!mapping) return forward(std::move(mapping.error()));
-  if (gpu_ && gpu_->floors().has(GPULOAN_FLOOR_HOST_REGISTER)) {
-    if (auto registration = driver::HostRegistration::create(gpu_, mapping->bytes())) import.registration = std::move(*registration);
-  }
+  if (gpu_) import.registration = driver::HostRegistration::try_create(gpu_, mapping->bytes());
   import.host = std::move(*mapping);
   import.fd.reset();
   return {};
@@ -272,6 +270,8 @@ Result<void> Importer::prepare_buffer(ImportLoan& loan) {
   auto buffer = memory::DeviceBuffer::create(gpu_, loan.bytes);
   if (!buffer) return forward(std::move(buffer.error()));
   loan.buffer = std::make_shared<memory::DeviceBuffer>(std::move(*buffer));
+  const memory::HostRing& ring = loan.access == GPULOAN_ACCESS_READ ? peer.from_exporter->ring() : peer.to_exporter->ring();
+  if (!ring.pinned()) loan.rung_reason = "host: with memory that is not pinned here: " + gpu_->pin_refusal();
   if (loan.access == GPULOAN_ACCESS_READ) peer.from_exporter->expect(loan.id, 1, loan.buffer->pointer(), loan.bytes);
   return {};
 }

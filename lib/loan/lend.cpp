@@ -129,10 +129,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
                                                     std::uint64_t bytes, const LendOptions& options, const Admission& admission) {
   const Lock lock(mutex_);
   if (peer->lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
-  const bool event_free = peer->events.size() < ExporterPeer::kEventPairsMax ||
-                          std::any_of(peer->events.begin(), peer->events.end(), [](const auto& pair) { return !pair->in_use; });
-  auto gate = choose_gate(options.gate != GPULOAN_GATE_AUTO ? options.gate : options_.gate, {gpu_ != nullptr, gpu_ ? gpu_->floors().bits : 0},
-                          peer->floors, peer->same_device, event_free);
+  auto gate = gate_for(*peer, options);
   if (!gate) return forward(std::move(gate.error()));
   if (peer->free_slots.empty()) {
     return fail(GPULOAN_ERR_LIMIT, "all " + std::to_string(options_.slots) + " slots of this peer are in use: end some loans, or raise the option `slots`");
@@ -184,87 +181,6 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
   return loan;
 }
 
-Result<void> Exporter::prepare_stream(driver::OwnedStream& stream) {
-  if (stream) return {};
-  auto made = driver::OwnedStream::create(gpu_);
-  if (!made) return forward(std::move(made.error()));
-  const Lock lock(mutex_);
-  stream = std::move(*made);
-  return {};
-}
-
-Result<void> Exporter::prepare_event(ExportLoan& loan) {
-  ExporterPeer& peer = loan.exporter_peer();
-  {
-    const Lock lock(mutex_);
-    for (std::size_t index = 0; index < peer.events.size(); ++index) {
-      if (peer.events[index]->in_use) continue;
-      loan.event = peer.events[index].get();
-      loan.event->in_use = true;
-      loan.event_index = static_cast<std::uint32_t>(index);
-      return {};
-    }
-  }
-  auto pair = std::make_unique<EventPair>();
-  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventInterprocess);
-  if (!event) return forward(std::move(event.error()));
-  auto handle = event->ipc_handle();
-  if (!handle) return forward(std::move(handle.error()));
-  pair->ready = std::move(*event);
-  pair->in_use = true;
-  const Lock lock(mutex_);
-  loan.event = pair.get();
-  loan.event_index = static_cast<std::uint32_t>(peer.events.size());
-  peer.events.push_back(std::move(pair));
-  channel::Record record = channel::make_record(channel::Type::EventHandle);
-  record.event_handle.index = loan.event_index;
-  std::memcpy(record.event_handle.handle, handle->reserved, sizeof record.event_handle.handle);
-  send(peer, record);
-  return {};
-}
-
-Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
-  {
-    const Lock lock(mutex_);
-    if (peer.copies_broken) return fail(peer.copies_error.status, "the host rung's copies with this peer failed before: " + peer.copies_error.text);
-  }
-  if (to_importer ? peer.to_importer != nullptr : peer.from_importer != nullptr) return {};
-  auto ring = memory::HostRing::create(gpu_, memory::kRingSlotBytes, memory::kRingSlots);
-  if (!ring) return forward(std::move(ring.error()));
-  channel::Record record = channel::make_record(channel::Type::Ring);
-  record.ring.slot_bytes = ring->slot_bytes();
-  record.ring.slot_count = ring->slots();
-  record.ring.to_importer = to_importer ? 1 : 0;
-  std::vector<UniqueFd> fds;
-  fds.push_back(ring->take_fd());
-  const Lock lock(mutex_);
-  if (to_importer) {
-    peer.to_importer = std::make_unique<memory::RingSource>(std::move(*ring));
-  } else {
-    peer.from_importer = std::make_unique<memory::RingSink>(std::move(*ring), false);
-  }
-  send(peer, record, {}, std::move(fds));
-  return {};
-}
-
-// What the chosen rung and gate need before the first turn; driver calls, made once per peer where they can be.
-Result<void> Exporter::prepare(ExportLoan& loan, const LendOptions& options) {
-  ExporterPeer& peer = loan.exporter_peer();
-  const std::lock_guard serial(peer.prepare_mutex);
-  if (loan.gate == GPULOAN_GATE_MEMOP && gpu_) GPULOAN_TRY(peer.words.register_with(gpu_));
-  if (loan.gate == GPULOAN_GATE_EVENT) GPULOAN_TRY(prepare_event(loan));
-  if (loan.bytes == 0) return {};
-  if (loan.shares_foreign()) return prepare_foreign(loan);
-  if (loan.carrier == Carrier::Ring) return prepare_ring(peer, loan.access == GPULOAN_ACCESS_READ);
-  if (!loan.staged()) return {};
-  GPULOAN_TRY(prepare_stream(peer.copy_stream));
-  const gpuloan_memory memory = loan.carrier == Carrier::Stage ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
-  auto staging = loan.arena->create({loan.bytes, 0, options.access, memory, false});
-  if (!staging) return forward(std::move(staging.error()));
-  loan.staging = *staging;
-  return {};
-}
-
 // READY of the present turn behind `stream`, as far as it can be posted now. Not under the lock: the stream is a caller's.
 Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
   ExporterPeer& peer = loan.exporter_peer();
@@ -285,6 +201,12 @@ Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
     if (gate::is_cpu(stream)) stream = peer.copy_stream.get();
     auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
     if (!event) return forward(std::move(event.error()));
+    if (loan.carrier == Carrier::Segment && loan.staging->pointer() == 0) {
+      // The copy would wait for what is in its stream anyway; the copy stream is idle then. As with the host gate, the call waits
+      // for its caller's stream.
+      GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream));
+      stream = peer.copy_stream.get();
+    }
     if (loan.carrier == Carrier::Stage) {
       GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyAsync, loan.staging->pointer(), loan.pointer, loan.bytes, stream));
     } else {
@@ -302,6 +224,7 @@ void Exporter::start_turn(ExportLoan& loan) {
   ExporterPeer& peer = loan.exporter_peer();
   loan.gate_passed = false;
   loan.landing = false;
+  loan.unpinned_landing.reset();
   loan.step_ns[GPULOAN_STEP_DONE] = 0;
   if (loan.region != nullptr && !gate::is_cpu(loan.stream)) loan.arena->used_on(loan.region, loan.stream);
   if (loan.owned != nullptr) { // not before the loan has ended can it be destroyed

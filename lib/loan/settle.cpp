@@ -11,7 +11,13 @@ namespace gpuloan::loan {
 
 bool Exporter::copies_pending(ExportLoan& loan) {
   ExporterPeer& peer = loan.exporter_peer();
-  if (peer.copies_broken) return false;
+  if (loan.unpinned_landing) {
+    const auto over = loan.unpinned_landing->query();
+    return over && !*over;
+  }
+  if (peer.copies_broken) { // a copy that a thread makes may still go on
+    return loan.carrier == Carrier::Ring && ((peer.to_importer && peer.to_importer->ring().working()) || (peer.from_importer && peer.from_importer->ring().working()));
+  }
   if (loan.staged()) {
     const driver::OwnedEvent& copy = loan.landing ? loan.landed : loan.reading;
     if (!copy) return false;
@@ -27,6 +33,15 @@ Result<bool> Exporter::landed(ExportLoan& loan) {
   ExporterPeer& peer = loan.exporter_peer();
   if (loan.access == GPULOAN_ACCESS_READ || loan.bytes == 0 || loan.carrier == Carrier::Direct) return true;
   if (loan.carrier == Carrier::Ring) return peer.from_importer && peer.from_importer->landed(loan.id, loan.turn);
+  if (loan.carrier == Carrier::Segment && loan.staging->pointer() == 0) {
+    if (!loan.unpinned_landing) {
+      auto copy = peer.unpinned->to_device(loan.pointer, loan.staging->host(), loan.bytes, peer.copy_stream.get());
+      if (!copy) return forward(std::move(copy.error()));
+      loan.unpinned_landing = std::move(*copy);
+      request_tick();
+    }
+    return loan.unpinned_landing->query();
+  }
   if (!loan.landing) {
     driver::Gpu::Scope scope(*gpu_);
     if (!scope.ok()) return forward(Error(scope.ok().error()));
@@ -150,6 +165,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.arena.reset();
   loan.reading = {};
   loan.landed = {};
+  loan.unpinned_landing.reset();
   loan.ready_written = {};
   peer.loans.erase(loan.id);
   if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
@@ -227,7 +243,7 @@ void Exporter::pump(ExporterPeer& peer) {
   }
   for (const memory::Piece& piece : source.complete) {
     ExportLoan* loan = loan_of(piece);
-    if (loan == nullptr || loan->gate != GPULOAN_GATE_HOST) continue;
+    if (loan == nullptr || (loan->gate != GPULOAN_GATE_HOST && peer.to_importer->ring().pinned())) continue;
     peer.words.store(loan->slot, gate::Word::Ready, loan->word());
     announce_ready(*loan);
   }

@@ -17,6 +17,18 @@ constexpr std::uint64_t kHandOverNs = 100'000;
 
 // ---- Done ---------------------------------------------------------------------------------------------------------
 
+// Where the driver refuses, the turn is done as under the host gate.
+void Importer::pin_words(ImportLoan& loan) {
+  std::string& refusal = loan.importer_peer().words_refusal;
+  const std::lock_guard serial(loan.peer->words_mutex);
+  if (refusal.empty()) {
+    if (auto registered = loan.peer->words.register_with(gpu_); !registered) refusal = registered.error().text;
+  }
+  if (refusal.empty()) return;
+  const Lock lock(mutex_);
+  loan.gate_reason = "memop: the control words cannot be pinned here: " + refusal;
+}
+
 // Enqueues DONE behind the work in `stream`. true: it has passed already; else `behind` is recorded behind the work, or
 // the ring carries on.
 Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind) {
@@ -29,10 +41,7 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   GPULOAN_TRY(scope.ok());
   if (gate::is_cpu(stream) && !loan->streams.empty()) stream = loan->streams.front();
   if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
-  if (loan->gate == GPULOAN_GATE_MEMOP) {
-    const std::lock_guard serial(loan->peer->words_mutex);
-    GPULOAN_TRY(loan->peer->words.register_with(gpu_));
-  }
+  if (loan->gate == GPULOAN_GATE_MEMOP) pin_words(*loan);
   if (ring) {
     const cuda::Stream streams[] = {stream};
     const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
@@ -129,7 +138,7 @@ void Importer::pump(ImporterPeer& peer) {
   }
   for (const memory::Piece& piece : source.enqueued) {
     const auto loan = loan_of(piece);
-    if (!loan || loan->gate == GPULOAN_GATE_HOST) continue;
+    if (!loan || loan->done_post().gate == GPULOAN_GATE_HOST) continue;
     if (auto posted = gate::post(gpu_, peer.to_exporter->ring().stream(), loan->done_post()); !posted) {
       moved = forward(std::move(posted.error()));
     } else if (loan->gate == GPULOAN_GATE_EVENT) {
@@ -139,7 +148,7 @@ void Importer::pump(ImporterPeer& peer) {
   for (const memory::Piece& piece : source.complete) {
     const auto loan = loan_of(piece);
     if (!loan) continue;
-    if (loan->gate == GPULOAN_GATE_HOST) peer.words.store(loan->slot, gate::Word::Done, loan->word());
+    if (loan->done_post().gate == GPULOAN_GATE_HOST || !peer.to_exporter->ring().pinned()) peer.words.store(loan->slot, gate::Word::Done, loan->word());
     loan->mark(GPULOAN_STEP_DONE);
     loan->turns_done = loan->turn;
     complete(*loan, trash);

@@ -83,10 +83,7 @@ Result<Chunk> Chunk::create_host(std::shared_ptr<driver::Gpu> gpu, std::uint64_t
   auto pages = HostPages::map(chunk.fd(), bytes);
   if (!pages) return forward(std::move(pages.error()));
   chunk.pages_ = std::move(*pages);
-  if (gpu == nullptr || !gpu->floors().has(GPULOAN_FLOOR_HOST_REGISTER)) return chunk;
-  auto registration = driver::HostRegistration::create(std::move(gpu), chunk.pages_.bytes());
-  if (!registration) return forward(std::move(registration.error()));
-  chunk.registration_ = std::move(*registration);
+  if (gpu != nullptr) chunk.registration_ = driver::HostRegistration::try_create(std::move(gpu), chunk.pages_.bytes());
   return chunk;
 }
 

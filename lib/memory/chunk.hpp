@@ -40,8 +40,7 @@ class Chunk {
   // `bytes` is a multiple of the device's granularity. On failure nothing is left behind. Without VMM memory it is plain
   // device memory, without a descriptor: good for the host rung alone.
   [[nodiscard]] static Result<Chunk> create_device(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
-  // `gpu` may be null. With a device that registers host memory a failing registration is an error: its owner counts on
-  // an address for the device.
+  // `gpu` may be null. Where registering the pages is refused they have no address for the device, as without one.
   [[nodiscard]] static Result<Chunk> create_host(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
 
   [[nodiscard]] gpuloan_memory memory() const noexcept { return memory_; }

@@ -17,10 +17,13 @@ Result<HostRing> HostRing::open(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, s
   auto mapping = Mapping::map_shared(fd.get(), slot_bytes * slots);
   if (!mapping) return forward(std::move(mapping.error()));
   ring.mapping_ = std::move(*mapping);
-  // Copies to pageable memory would block their caller behind the stream, so there is no ring without registration.
-  auto registration = driver::HostRegistration::create(gpu, ring.mapping_.bytes());
-  if (!registration) return forward(std::move(registration.error()));
-  ring.registration_ = std::move(*registration);
+  ring.registration_ = driver::HostRegistration::try_create(gpu, ring.mapping_.bytes());
+  if (!ring.registration_) {
+    auto unpinned = UnpinnedCopies::create(gpu);
+    if (!unpinned) return forward(std::move(unpinned.error()));
+    ring.unpinned_ = std::move(*unpinned);
+    ring.copies_.resize(slots);
+  }
   auto stream = driver::OwnedStream::create(gpu);
   if (!stream) return forward(std::move(stream.error()));
   ring.stream_ = std::move(*stream);
@@ -53,6 +56,30 @@ Result<HostRing> HostRing::adopt(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, 
   return ring;
 }
 
+Result<void> HostRing::copy_out(std::uint32_t index, cuda::DevicePtr from, std::uint64_t bytes) {
+  if (unpinned_) {
+    auto copy = unpinned_->to_host(slot(index), from, bytes, stream());
+    if (!copy) return forward(std::move(copy.error()));
+    copies_[index] = std::move(*copy);
+    return {};
+  }
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, slot(index), from, bytes, stream()));
+  return events_[index].record(stream());
+}
+
+Result<void> HostRing::copy_in(std::uint32_t index, cuda::DevicePtr to, std::uint64_t bytes) {
+  if (unpinned_) {
+    auto copy = unpinned_->to_device(to, slot(index), bytes, stream());
+    if (!copy) return forward(std::move(copy.error()));
+    copies_[index] = std::move(*copy);
+    return {};
+  }
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, to, slot(index), bytes, stream()));
+  return events_[index].record(stream());
+}
+
+Result<bool> HostRing::copied(std::uint32_t index) const { return unpinned_ ? copies_[index]->query() : events_[index].query(); }
+
 // ---- Source -------------------------------------------------------------------------------------------------------
 
 void RingSource::start(std::uint64_t loan, std::uint32_t turn, cuda::DevicePtr from, std::uint64_t bytes) {
@@ -72,8 +99,7 @@ Result<void> RingSource::fill_slots(Progress& progress) {
   while (!queue_.empty() && slots_[next_slot_] == SlotState::Free) {
     Transfer& transfer = queue_.front();
     const std::uint64_t bytes = std::min(ring_.slot_bytes(), transfer.bytes - transfer.next);
-    GPULOAN_TRY(GPULOAN_CU(ring_.gpu().driver(), cuMemcpyDtoHAsync, ring_.slot(next_slot_), transfer.from + transfer.next, bytes, ring_.stream()));
-    GPULOAN_TRY(ring_.event(next_slot_).record(ring_.stream()));
+    GPULOAN_TRY(ring_.copy_out(next_slot_, transfer.from + transfer.next, bytes));
     const Piece piece{transfer.loan, transfer.next, bytes, transfer.turn, next_slot_};
     transfer.next += bytes;
     const bool last = transfer.next == transfer.bytes;
@@ -81,7 +107,7 @@ Result<void> RingSource::fill_slots(Progress& progress) {
     copying_.push_back({piece, last, false});
     next_slot_ = (next_slot_ + 1) % ring_.slots();
     if (last) {
-      progress.enqueued.push_back(piece);
+      if (ring_.pinned()) progress.enqueued.push_back(piece);
       queue_.pop_front();
     }
   }
@@ -93,7 +119,7 @@ Result<void> RingSource::pump(Progress& progress) {
   if (!scope.ok()) return scope.ok();
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
-    auto complete = ring_.event(copy.piece.slot).query();
+    auto complete = ring_.copied(copy.piece.slot);
     if (!complete) return forward(std::move(complete.error()));
     if (!*complete) break;
     slots_[copy.piece.slot] = copy.forgotten ? SlotState::Free : SlotState::Full;
@@ -132,8 +158,7 @@ Result<void> RingSink::filled(const Piece& piece) {
     }
     driver::Gpu::Scope scope(ring_.gpu());
     if (!scope.ok()) return scope.ok();
-    GPULOAN_TRY(GPULOAN_CU(ring_.gpu().driver(), cuMemcpyHtoDAsync, expected.to + piece.offset, ring_.slot(piece.slot), piece.bytes, ring_.stream()));
-    GPULOAN_TRY(ring_.event(piece.slot).record(ring_.stream()));
+    GPULOAN_TRY(ring_.copy_in(piece.slot, expected.to + piece.offset, piece.bytes));
     expected.enqueued += piece.bytes;
   }
   busy_[piece.slot] = true;
@@ -156,7 +181,7 @@ Result<void> RingSink::pump(Progress& progress) {
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
     if (!copy.unread) {
-      auto complete = ring_.event(copy.piece.slot).query();
+      auto complete = ring_.copied(copy.piece.slot);
       if (!complete) return forward(std::move(complete.error()));
       if (!*complete) break;
     }
@@ -181,7 +206,7 @@ bool drain(End* end) noexcept {
   while (end != nullptr && end->copying()) {
     typename End::Progress ignored;
     if (!driver::calls_allowed() || deadline.passed()) return false;
-    if (!end->pump(ignored)) return true; // the driver has failed: nothing copies any more
+    if (!end->pump(ignored) && !end->ring().working()) return true; // the driver has failed: nothing copies any more
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;

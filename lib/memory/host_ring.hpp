@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT
 //
 // The host rung between two GPU contexts: a ring of slots in a memfd, one ring a direction, registered once by both
-// sides. The source copies device to slot, the sink slot to device, and both copies overlap (H3).
+// sides. The source copies device to slot, the sink slot to device, and both copies overlap (H3). Where a side's driver
+// refuses the registration, that side's copies are made by a thread of the ring's own (unpinned_copies.hpp): slower, and
+// ordered by the events that such a copy waits for instead of by the ring's stream. What is posted behind a copy must
+// then wait until it is complete, since the stream knows nothing of it.
 //
 // Which slot holds what travels in records (RING_FILLED, RING_DRAINED), never in shared memory, so a peer that scribbles
-// can only spoil its own bytes. Each end is guarded by its side's lock; the only driver calls made here are on the
-// ring's own stream. Transfers of one direction run one after the other in the order of start().
+// can only spoil its own bytes. Each end is guarded by its side's lock; the only driver calls made under it are on the
+// ring's own stream, and none of them blocks. Transfers of one direction run one after the other in the order of start().
 #pragma once
 
 #include <base/mapping.hpp>
 #include <driver/handles.hpp>
+#include <memory/unpinned_copies.hpp>
 
 #include <cstdint>
 #include <deque>
@@ -39,7 +43,12 @@ class HostRing {
   // For an arena that will still ask the stream when the ring is gone; no copy may follow.
   [[nodiscard]] driver::OwnedStream take_stream() noexcept { return std::move(stream_); }
   [[nodiscard]] driver::Gpu& gpu() const noexcept { return *gpu_; }
-  [[nodiscard]] const driver::OwnedEvent& event(std::uint32_t slot) const noexcept { return events_[slot]; }
+  [[nodiscard]] bool pinned() const noexcept { return unpinned_ == nullptr; }
+  [[nodiscard]] bool working() const noexcept { return unpinned_ && unpinned_->busy(); } // its thread touches memory, whatever failed
+  // Starts the copy of a slot behind what is in the ring's stream now.
+  [[nodiscard]] Result<void> copy_out(std::uint32_t slot, cuda::DevicePtr from, std::uint64_t bytes); // device to slot
+  [[nodiscard]] Result<void> copy_in(std::uint32_t slot, cuda::DevicePtr to, std::uint64_t bytes);    // slot to device
+  [[nodiscard]] Result<bool> copied(std::uint32_t slot) const; // the slot's last copy is complete
 
  private:
   [[nodiscard]] static Result<HostRing> open(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes,
@@ -50,6 +59,8 @@ class HostRing {
   driver::HostRegistration registration_;
   driver::OwnedStream stream_;
   std::vector<driver::OwnedEvent> events_;
+  std::vector<std::shared_ptr<const UnpinnedCopy>> copies_; // by slot, where unpinned_
+  std::unique_ptr<UnpinnedCopies> unpinned_;
   std::uint64_t slot_bytes_ = 0;
 };
 
@@ -73,7 +84,7 @@ class RingSource {
 
   struct Progress {
     std::vector<Piece> filled;   // tell the sink
-    std::vector<Piece> enqueued; // whole transfers whose last copy is now in the stream
+    std::vector<Piece> enqueued; // whole transfers whose last copy is now in the stream; none of an unpinned ring
     std::vector<Piece> complete; // whole transfers whose every copy is complete
   };
   [[nodiscard]] Result<void> pump(Progress& progress);

@@ -47,6 +47,10 @@ const char* no_caller_driven(const Bench& bench);
 void host_memory(const Bench& bench);
 void cpu_worker(const Bench& bench);
 void foreign_pointer(const Bench& bench);
+void unpinned_ring(const Bench& bench);
+void nothing_pinned(const Bench& bench);
+void no_ring(const Bench& bench);
+const char* no_pin_limit(const Bench& bench);
 const char* only_host_rung(const Bench& bench);
 const char* no_cpu_worker(const Bench& bench);
 
