@@ -24,6 +24,16 @@ for folder in ("lib", "tools"):
 page = (root / "docs/environment.md").read_text()
 documented = set(re.findall(r"^\| `([A-Z_0-9]+)` \|", page, re.MULTILINE))
 
+# The simulated driver's profiles: as many in the list as in the code, and a test for each.
+profiles = set(re.findall(r'^    \{"([a-z0-9.-]+)",', (root / "lib/sim/profile.cpp").read_text(), re.MULTILINE))
+described = set()
+for row in re.findall(r"^\| (`[a-z][^|]*`) \|", page, re.MULTILINE):
+    described |= set(re.findall(r"`([a-z0-9.-]+)`", row))
+tested = set(re.findall(r'^    \{"([a-z0-9.-]+)",', (root / "test/contract/profile_main.cpp").read_text(), re.MULTILINE))
+if not profiles or profiles != described or profiles != tested:
+    print(f"profiles in code {sorted(profiles)}, in docs/environment.md {sorted(described)}, in profile_main.cpp {sorted(tested)}")
+    sys.exit(1)
+
 for name in sorted(set(read_by_code) - documented):
     print(f"{read_by_code[name]} reads {name}, which docs/environment.md does not list")
 for name in sorted(documented - set(read_by_code)):
