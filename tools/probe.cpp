@@ -39,7 +39,7 @@ constexpr FloorRow kFloors[] = {
      "the memop gate: loans use the event or host gate"},
     {GPULOAN_FLOOR_IPC_EVENTS, "ipc-events", "the event gate", "the event gate: loans use the memop or host gate"},
     {GPULOAN_FLOOR_HOST_REGISTER, "host-register", "the host rung's pinned ring, control words",
-     "the host rung between two devices, and the memop gate"},
+     "pinned memory: the host rung is slower; and the memop gate"},
     {GPULOAN_FLOOR_CAPTURE_QUERY, "capture-query", "refusing streams in graph capture",
      "refusing streams in capture: do not pass one"},
     {GPULOAN_FLOOR_FOREIGN_VMM, "foreign-vmm", "finding out what VMM memory of other allocators is",
