@@ -274,7 +274,10 @@ CuResult AddressSpace::pin(DevicePtr address, std::size_t bytes, int access, int
 AddressSpace::Counts AddressSpace::counts() const {
   const std::lock_guard lock(mutex_);
   Counts counts{};
-  for (const auto& [start, reservation] : reservations_) counts.reservations += reservation.owned ? 0U : 1U;
+  for (const auto& [start, reservation] : reservations_) {
+    counts.reservations += reservation.owned ? 0U : 1U;
+    counts.reserved_bytes += reservation.bytes;
+  }
   for (const auto& [start, range] : ranges_) {
     switch (range->kind) {
       case RangeKind::Mapped: ++counts.mapped; break;

@@ -125,6 +125,7 @@ class AddressSpace {
 
   struct Counts {
     std::size_t reservations; // the caller's own
+    std::size_t reserved_bytes; // of all, allocations too
     std::size_t mapped, allocated, imported, host;
   };
   [[nodiscard]] Counts counts() const;

@@ -47,7 +47,7 @@ std::int64_t live(std::string_view what) {
       {"mappings", counts.mapped},       {"reservations", counts.reservations},
       {"allocations", counts.allocated}, {"imports", counts.imported},
       {"host", counts.host},             {"waits", live_waits()},
-      {"pools", live_pools()},
+      {"pools", live_pools()},           {"reserved-bytes", counts.reserved_bytes},
   };
   const auto* found =
       std::find_if(std::begin(all), std::end(all), [&](const auto& entry) { return entry.first == what; });

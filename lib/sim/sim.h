@@ -32,7 +32,8 @@ void gpuloan_sim_deinitialize(void);
 
 /* How many of these this process holds now: "contexts", "streams", "events", "handles" (of VMM memory), "reservations",
  * "mappings", "allocations" (from pools too), "imports" (opened memory handles and pool pointers), "host" (registered
- * or allocated host ranges), "waits" (streams that stand in cuStreamWaitValue64), "pools". -1 for another word. */
+ * or allocated host ranges), "waits" (streams that stand in cuStreamWaitValue64), "pools"; "reserved-bytes" (of addresses of
+ * the device's). -1 for another word. */
 int64_t gpuloan_sim_live(const char *what);
 
 /* How often a function was called in this process, by its base name ("cuMemMap"); -1 for an unknown name. */

@@ -58,6 +58,10 @@ void lent_on(const Bench& bench);
 void lent_on_and_killed(const Bench& bench);
 const char* only_vmm(const Bench& bench);
 
+void addresses_of_imports(const Bench& bench);
+void no_context_before_a_loan(const Bench& bench);
+const char* no_costs(const Bench& bench);
+
 void canary_fails(const Bench& bench);
 void host_canary_fails(const Bench& bench);
 void canary_without_memory(const Bench& bench);

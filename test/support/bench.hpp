@@ -81,6 +81,7 @@ class Worker {
                                  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE, Where where = Where::current());
   [[nodiscard]] gpuloan_stats stats(Where where = Where::current());
   [[nodiscard]] std::int64_t calls(std::string_view function);
+  [[nodiscard]] std::int64_t live(std::string_view what); // of the simulated driver
   [[nodiscard]] bool idle(unsigned stream);
   void hold(unsigned stream);
   void release(unsigned stream);

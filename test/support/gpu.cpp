@@ -55,6 +55,18 @@ Gpu::~Gpu() {
   call.cuDevicePrimaryCtxRelease(ordinal_);
 }
 
+std::int64_t sim_live(const char* driver, const char* what) {
+  auto info = init<gpuloan_driver_info>();
+  expect_ok(gpuloan_driver_probe(driver, &info), "gpuloan_driver_probe");
+  void* library = ::dlopen(info.path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) fail(::dlerror());
+  std::int64_t (*live)(const char*) = nullptr;
+  find(library, "gpuloan_sim_live", live);
+  const std::int64_t count = live != nullptr ? live(what) : -1;
+  ::dlclose(library);
+  return count;
+}
+
 void Gpu::resolve(const char* driver) {
   info_.size = sizeof info_;
   expect_ok(gpuloan_driver_probe(driver, &info_), "gpuloan_driver_probe");

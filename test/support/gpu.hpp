@@ -53,6 +53,9 @@ struct CudaTable {
   void (*sim_pin_limit)(std::uint64_t bytes);
 };
 
+// What the simulated driver `driver` of this process says that it holds of something; makes no CUDA context.
+[[nodiscard]] std::int64_t sim_live(const char* driver, const char* what);
+
 class Gpu {
  public:
   explicit Gpu(const char* driver, int ordinal = 0);

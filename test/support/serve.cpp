@@ -98,6 +98,7 @@ class Server {
   std::vector<gpuloan_event> events_; // that nobody asked for yet
   std::set<std::string> fds_;
   std::map<std::string, std::int64_t> live_;
+  std::string driver_ = "sim";
 };
 
 // ---- The loop -----------------------------------------------------------------------------------------------------
@@ -178,6 +179,9 @@ void Server::handle(const Command& command, Reply& reply) {
     case Op::Calls:
       reply.value = gpu().simulated() ? static_cast<std::uint64_t>(gpu().call.sim_calls(command.text)) : UINT64_MAX;
       return;
+    case Op::Live:
+      reply.value = static_cast<std::uint64_t>(sim_live(driver_.c_str(), command.text));
+      return;
     case Op::FailContext:
       expect(gpu().call.sim_context_fail(cuda::IllegalAddress) == 0, "gpuloan_sim_context_fail");
       return;
@@ -255,6 +259,7 @@ void Server::handle_loan(const Command& command, Reply& reply) {
 void Server::open(const Command& command, Reply& reply) {
   flags_ = command.flags;
   const bool device = (flags_ & OpenNoDevice) == 0;
+  driver_ = command.text;
   if (device && (flags_ & OpenLate) == 0 && gpu_ == nullptr) gpu_ = std::make_unique<Gpu>(command.text, command.device);
   if (device && gpu_ == nullptr) { // it opens the driver, which keeps descriptors
     auto info = init<gpuloan_driver_info>();

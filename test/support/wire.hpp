@@ -35,6 +35,7 @@ enum class Op : std::uint32_t {
   Event,   // waits for an event of type `value`; timeout_ms
   Stats,
   Calls,     // text: how often the simulated driver's function was called; -1 on the real one
+  Live,        // text: what the simulated driver's gpuloan_sim_live says of it
   FailContext, // the simulated driver's context fails as by a device fault
   Fork,      // forks a child that sleeps; value: its pid
   ClosePeer,

@@ -117,6 +117,13 @@ std::int64_t Worker::calls(std::string_view function) {
   return static_cast<std::int64_t>(call(command).value);
 }
 
+std::int64_t Worker::live(std::string_view what) {
+  Command command;
+  command.op = Op::Live;
+  set_text(command.text, what);
+  return static_cast<std::int64_t>(call(command).value);
+}
+
 bool Worker::idle(unsigned stream) {
   Command command;
   command.op = Op::Idle;

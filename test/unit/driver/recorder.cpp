@@ -174,6 +174,23 @@ void add_memory(gpuloan::driver::Table& table) {
   };
 }
 
+void add_sharing(gpuloan::driver::Table& table) {
+  table.cuIpcGetMemHandle = [](IpcMemHandle* out, DevicePtr) { return make("cuIpcGetMemHandle", nullptr, out, IpcMemHandle{{7}}); };
+  table.cuIpcOpenMemHandle = [](DevicePtr* out, IpcMemHandle, unsigned) { return make("cuIpcOpenMemHandle", "opening", out, DevicePtr{0x8000}); };
+  table.cuIpcCloseMemHandle = [](DevicePtr) { return gone("cuIpcCloseMemHandle", "opening"); };
+  table.cuMemPoolExportToShareableHandle = [](void* out, Pool, int, unsigned long long) {
+    const CuResult code = step("cuMemPoolExportToShareableHandle");
+    if (code == Success) *static_cast<int*>(out) = ::memfd_create("pool", 0);
+    return code;
+  };
+  table.cuMemPoolImportFromShareableHandle = [](Pool* out, void*, int, unsigned long long) {
+    return make("cuMemPoolImportFromShareableHandle", "pool", out, token<Pool>(0x400));
+  };
+  table.cuMemPoolDestroy = [](Pool) { return gone("cuMemPoolDestroy", "pool"); };
+  table.cuMemPoolImportPointer = [](DevicePtr* out, Pool, PoolPointer*) { return make("cuMemPoolImportPointer", "pointer", out, DevicePtr{0x9000}); };
+  table.cuMemFree = [](DevicePtr) { return gone("cuMemFree", "pointer"); };
+}
+
 bool of_scope(const std::string& name) {
   return name == "cuCtxGetCurrent" || name == "cuCtxPushCurrent" || name == "cuCtxPopCurrent" ||
          name == "cuThreadExchangeStreamCaptureMode" || name == "cuDevicePrimaryCtxRetain";
@@ -218,6 +235,7 @@ gpuloan::driver::Table fresh_table() {
   add_contexts(table);
   add_streams(table);
   add_memory(table);
+  add_sharing(table);
   return table;
 }
 
