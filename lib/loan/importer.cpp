@@ -316,7 +316,7 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
       return {};
     }
     case Type::RingFilled: {
-      if (!peer->from_exporter) return peer->adopt_error.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring") : Result<void>();
+      if (!peer->from_exporter) return peer->adopt_error.text.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring") : Result<void>();
       const channel::RingFilled& wire = record.ring_filled;
       GPULOAN_TRY(peer->from_exporter->filled({wire.loan, wire.offset, wire.bytes, wire.turn, wire.slot}));
       pump(*peer);
@@ -324,7 +324,7 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
       return {};
     }
     case Type::RingDrained:
-      if (!peer->to_exporter) return peer->adopt_error.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_DRAINED without a ring") : Result<void>();
+      if (!peer->to_exporter) return peer->adopt_error.text.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_DRAINED without a ring") : Result<void>();
       peer->to_exporter->drained(record.ring_drained.slot);
       pump(*peer);
       request_tick();
@@ -342,7 +342,7 @@ Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) 
   if (!ring) {
     if (ring.error().status == GPULOAN_ERR_PROTOCOL) return forward(std::move(ring.error()));
     // Loans that need it are answered with this.
-    peer.adopt_error = "the ring of the host rung cannot be used here: " + ring.error().text + "; free what it names, then connect again";
+    peer.adopt_error = {ring.error().status, "the ring of the host rung cannot be used here: " + ring.error().text + "; free what it names, then connect again"};
     return {};
   }
   if (wire.to_importer != 0) {

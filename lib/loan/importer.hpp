@@ -91,7 +91,7 @@ class ImporterPeer : public Peer {
   std::vector<std::unique_ptr<ImportEvents>> events;
   std::unique_ptr<memory::RingSink> from_exporter;
   std::unique_ptr<memory::RingSource> to_exporter;
-  std::string adopt_error; // of a ring that could not be adopted
+  Error adopt_error; // of a ring that could not be adopted; no text: none
   std::string words_refusal; // why the control words cannot be pinned here; words_mutex guards it
   Error refusal;           // of REFUSED
   SideFloors floors;       // the exporter's

@@ -265,7 +265,8 @@ Result<void> Importer::prepare_buffer(ImportLoan& loan) {
   ImporterPeer& peer = loan.importer_peer();
   if (!gpu_) return fail(GPULOAN_ERR_NO_DEVICE, "device memory was lent to a context without a device");
   if (loan.access == GPULOAN_ACCESS_READ ? !peer.from_exporter : !peer.to_exporter) {
-    return fail(GPULOAN_ERR_DRIVER, peer.adopt_error.empty() ? "the exporter announced no ring" : peer.adopt_error);
+    if (!peer.adopt_error.text.empty()) return forward(Error(peer.adopt_error));
+    return fail(GPULOAN_ERR_DRIVER, "the exporter announced no ring");
   }
   auto buffer = memory::DeviceBuffer::create(gpu_, loan.bytes);
   if (!buffer) return forward(std::move(buffer.error()));

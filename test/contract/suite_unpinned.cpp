@@ -5,6 +5,7 @@
 #include "suite.hpp"
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <sys/resource.h>
@@ -186,7 +187,7 @@ void nothing_pinned(const Bench& bench) {
   }
 }
 
-// No descriptor for the exporter's ring; no stream for the worker's.
+// No file as large as the exporter's ring; no stream for the worker's.
 void no_ring(const Bench& bench) {
   Exporter exporter(bench);
   {
@@ -194,24 +195,27 @@ void no_ring(const Bench& bench) {
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
     const Region region(peer, kMiB);
-    const Lent lent = lend(bench, peer, region, {});
-    lent.ended(GPULOAN_ERR_DRIVER); // it is not offered to the worker's caller
-    expect_contains(lent.report().outcome_text, "the ring of the host rung", "what failed");
-    expect_contains(lent.report().outcome_text, "connect again", "what to do");
+    gpuloan_loan* loan = nullptr;
+    expect_status(try_lend(bench, peer, region.pointer(), region.bytes(), {}, &loan), GPULOAN_ERR_DEVICE_MEMORY, "lend to a worker that can have no ring");
+    expect_contains(gpuloan_error_text(), "the ring of the host rung", "what failed");
+    expect_contains(gpuloan_error_text(), "connect again", "what to do");
     worker.kill();
   }
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   const Region region(peer, kMiB);
   rlimit before = {};
-  expect(::getrlimit(RLIMIT_NOFILE, &before) == 0, "getrlimit");
-  const rlimit none = {3, before.rlim_max};
-  expect(::setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
+  expect(::getrlimit(RLIMIT_FSIZE, &before) == 0, "getrlimit");
+  const rlimit small = {8 * kMiB, before.rlim_max}; // the canary's block is smaller than that, the ring larger
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  expect(::setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit");
   gpuloan_loan* loan = nullptr;
   const gpuloan_status status = try_lend(bench, peer, region.pointer(), region.bytes(), {}, &loan);
   const std::string text = gpuloan_error_text();
-  expect(::setrlimit(RLIMIT_NOFILE, &before) == 0, "setrlimit");
-  expect_status(status, GPULOAN_ERR_FD_LIMIT, "lend without a descriptor to be had");
+  expect(::setrlimit(RLIMIT_FSIZE, &before) == 0, "setrlimit");
+  static_cast<void>(std::signal(SIGXFSZ, handler));
+  expect(status != GPULOAN_OK && status != GPULOAN_ERR_TIMEOUT, std::string("lend without a ring says ") + gpuloan_status_name(status));
+  expect_contains(text.c_str(), "the ring of the host rung cannot be made", "what failed");
   expect_contains(text.c_str(), "lend again", "what to do");
   warm_up(bench, peer, worker); // and now it can
   worker.close();
