@@ -91,6 +91,7 @@ void Importer::acknowledge(ImportLoan& loan) {
   }
   loan.state = ImportState::Ended;
   loan.ended = true;
+  loan.spare.reset();
   peer.loans.erase(loan.id);
   peer.requests.erase(loan.request);
   if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});

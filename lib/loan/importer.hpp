@@ -119,6 +119,7 @@ class ImportLoan : public Loan {
   bool posting = false;   // a caller is in done(), without the lock
   bool gpu_wait = false;  // a stream waits for READY on the device
   std::shared_ptr<driver::OwnedEvent> behind; // behind the caller's work of the turn that was done, until that is over
+  std::shared_ptr<driver::OwnedEvent> spare;  // behind's of the turn before, to be recorded again
   bool behind_watched = false;                // the completion thread sleeps on it
   std::uint64_t behind_ns = 0;                // since when
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done

@@ -55,12 +55,14 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   auto posted = gate::post(gpu_, stream, loan->done_post());
   if (!posted) return forward(std::move(posted.error()));
   if (*posted == gate::Posted::Now) return true;
-  auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
-  Result<void> recorded = event ? event->record(stream) : Result<void>(forward(std::move(event.error())));
-  if (recorded) {
-    behind = std::move(*event);
-    return false;
+  Result<void> recorded;
+  if (!behind) {
+    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
+    if (event) behind = std::move(*event);
+    else recorded = forward(std::move(event.error()));
   }
+  if (recorded) recorded = behind.record(stream);
+  if (recorded) return false;
   // DONE is posted, the exporter may have seen it: the turn cannot go back to the caller, so what has no event is waited for here.
   GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream));
   return true;
@@ -80,6 +82,7 @@ Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Strea
       return fail(GPULOAN_ERR_STATE, std::string("no turn of the loan is acquired, it is ") + name(loan->state));
     }
     loan->posting = true;
+    if (loan->spare) behind = std::move(loan->spare);
   }
   Result<bool> posted = false;
   try {
@@ -190,6 +193,7 @@ void Importer::look_at_work(ImportLoan& loan, Trash& trash) {
   if (!loan.behind) return;
   auto over = loan.behind->query();
   if (over && !*over) return;
+  if (over && !loan.behind_watched) loan.spare = std::move(loan.behind);
   loan.behind.reset();
   on_complete(loan, over ? Result<void>() : Result<void>(forward(std::move(over.error()))), trash);
 }
