@@ -448,7 +448,6 @@ Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventH
   }
   peer.events[wire.index]->done = std::move(*event);
   peer.events_proven = true;
-  peer.events_refusal.clear(); // of a lend that did not wait for long enough
   changed_.notify_all();
   for (const auto& [id, loan] : std::unordered_map(peer.loans)) advance(*loan);
   return {};

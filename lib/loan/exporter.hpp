@@ -176,6 +176,7 @@ class ExporterPeer : public Peer {
   std::unique_ptr<memory::UnpinnedCopies> unpinned; // from staging pages that the driver would not pin
   std::string words_refusal;                        // why the control words cannot be pinned
   std::string events_refusal;                       // why interprocess events do not work with it
+  bool events_waited = false;                       // somebody waited for the first pair's answer in vain
   bool events_proven = false;                       // each side has opened one of the other's
   driver::OwnedStream canary_stream;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them

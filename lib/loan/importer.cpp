@@ -384,9 +384,7 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   const channel::Export& wire = received.record->export_;
   // 0 is what a request has for a loan before it is granted: an end of the one would take the other with it.
   if (wire.loan == 0 || peer->loans.contains(wire.loan) || wire.slot >= peer->words.slots()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names a loan or slot that is in use");
-  if (wire.gate == GPULOAN_GATE_EVENT && (wire.event >= peer->events.size() || !peer->events[wire.event]->done)) {
-    return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names an event that was not announced, or that was refused");
-  }
+  if (wire.gate == GPULOAN_GATE_EVENT && wire.event >= peer->events.size()) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT names an event that was not announced");
   std::shared_ptr<Import> import;
   if (wire.chunk != 0) {
     const auto it = peer->imports.find(wire.chunk);
@@ -450,6 +448,11 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
       dispose(std::move(trash));
       return {};
     }
+  }
+  if (loan->pair() != nullptr && !loan->pair()->done) { // it crossed our refusal
+    cancel(*loan, GPULOAN_ERR_UNSUPPORTED, "interprocess events do not work on the importer's side", trash);
+    dispose(std::move(trash));
+    return {};
   }
   if (loan->let_go) {
     cancel(*loan, GPULOAN_ERR_RETURNED, "returned before it was granted", trash);

@@ -6,6 +6,7 @@
 // pin pages, they are used as they are.
 #include <loan/exporter.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace gpuloan::loan {
@@ -42,44 +43,44 @@ Result<void> Exporter::prepare_stream(driver::OwnedStream& stream) {
 }
 
 // The first pair of a peer is the proof that both sides can open the other's events: a driver may have the floor and fail the
-// calls (WSL2). Its answer is waited for as for a canary; a caller who waited in vain takes another gate.
+// calls (WSL2). Its answer is waited for as for a canary, once; what is unanswered proves nothing, so AUTO takes the host gate
+// until the answer comes, and who asked for the event gate by name gets it.
 Result<void> Exporter::prepare_event(ExportLoan& loan, const LendOptions& options) {
   ExporterPeer& peer = loan.exporter_peer();
-  {
-    const Lock lock(mutex_);
-    for (std::size_t index = 0; index < peer.events.size(); ++index) {
-      if (peer.events[index]->in_use) continue;
-      loan.event = peer.events[index].get();
-      loan.event->in_use = true;
-      loan.event_index = static_cast<std::uint32_t>(index);
-      return {};
-    }
-  }
-  auto pair = std::make_unique<EventPair>();
-  auto made = make_event(*pair);
   Lock lock(mutex_);
-  if (!made) {
-    peer.events_refusal = made.error().text;
-    return choose_again(loan, options);
-  }
-  const auto index = static_cast<std::uint32_t>(peer.events.size());
-  EventPair* const mine = pair.get();
-  peer.events.push_back(std::move(pair));
-  channel::Record record = channel::make_record(channel::Type::EventHandle);
-  record.event_handle.index = index;
-  std::memcpy(record.event_handle.handle, made->reserved, sizeof record.event_handle.handle);
-  send(peer, record);
-  if (!peer.events_proven) {
-    static_cast<void>(wait(lock, Deadline::after_ms(options_.canary_timeout_ms), false,
-                           [&] { return peer.events_proven || !peer.events_refusal.empty() || peer.lost; }));
-    if (peer.lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
-    if (!peer.events_proven) {
-      if (peer.events_refusal.empty()) peer.events_refusal = "it did not answer the first one";
+  const auto unused = std::find_if(peer.events.begin(), peer.events.end(), [](const auto& pair) { return !pair->in_use; });
+  auto index = static_cast<std::uint32_t>(unused - peer.events.begin());
+  if (unused == peer.events.end()) {
+    lock.unlock(); // others that make pairs wait for prepare_mutex
+    auto pair = std::make_unique<EventPair>();
+    auto made = make_event(*pair);
+    lock.lock();
+    if (!made) {
+      peer.events_refusal = made.error().text;
       return choose_again(loan, options);
     }
+    index = static_cast<std::uint32_t>(peer.events.size());
+    peer.events.push_back(std::move(pair));
+    channel::Record record = channel::make_record(channel::Type::EventHandle);
+    record.event_handle.index = index;
+    std::memcpy(record.event_handle.handle, made->reserved, sizeof record.event_handle.handle);
+    send(peer, record);
   }
-  mine->in_use = true;
-  loan.event = mine;
+  const auto known = [&] { return peer.events_proven || !peer.events_refusal.empty() || peer.lost; };
+  if (!known() && !peer.events_waited && !silent(peer)) {
+    peer.events_waited = !wait(lock, Deadline::after_ms(options_.canary_timeout_ms), false, known);
+  }
+  if (peer.lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
+  if (!peer.events_refusal.empty()) return choose_again(loan, options);
+  const gpuloan_gate asked = options.gate != GPULOAN_GATE_AUTO ? options.gate : options_.gate;
+  if (!peer.events_proven && asked != GPULOAN_GATE_EVENT) {
+    loan.gate = GPULOAN_GATE_HOST;
+    loan.gate_reason += std::string(loan.gate_reason.empty() ? "" : "; ") + "event: its first pair is still unanswered by this peer";
+    return {};
+  }
+  EventPair& pair = *peer.events[index];
+  pair.in_use = true;
+  loan.event = &pair;
   loan.event_index = index;
   return {};
 }

@@ -87,10 +87,8 @@ bool host_copies(const AdmissionInput& in) {
 bool host_can(const AdmissionInput& in) {
   if ((in.rungs & kHostBit) == 0) return false;
   if (!host_copies(in)) return true;
-  const auto registers = [](const SideFloors& side) { return (side.floors & GPULOAN_FLOOR_HOST_REGISTER) != 0; };
   const bool ring = in.wanted == GPULOAN_MEMORY_DEVICE && in.importer.has_device;
-  return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && registers(in.exporter) &&
-         (!ring || (registers(in.importer) && (fits(in) || !in.same_device) && !in.exclusive));
+  return in.policy != GPULOAN_POLICY_REQUIRE_ZERO_COPY && (!ring || ((fits(in) || !in.same_device) && !in.exclusive));
 }
 
 void check_chosen(const AdmissionInput& in, const Admission& out) {
