@@ -282,6 +282,9 @@ Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bo
   ExporterPeer& peer = loan.exporter_peer();
   const Lock lock(mutex_);
   if (peer.lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
+  if (loan.carrier == Carrier::Ring && loan.bytes > 0 && peer.copies_broken) { // its rings do not move any more
+    return fail(peer.copies_error.status, "a copy of the host rung failed with this peer: " + peer.copies_error.text + "; let it connect again, or allow another rung");
+  }
   channel::Record record = channel::make_record(channel::Type::Export);
   channel::Export& wire = record.export_;
   GPULOAN_TRY(announce_memory(loan, wire));

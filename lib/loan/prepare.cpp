@@ -93,10 +93,6 @@ Result<cuda::IpcEventHandle> Exporter::make_event(EventPair& pair) const {
 }
 
 Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
-  {
-    const Lock lock(mutex_);
-    if (peer.copies_broken) return fail(peer.copies_error.status, "the host rung's copies with this peer failed before: " + peer.copies_error.text);
-  }
   if (to_importer ? peer.to_importer != nullptr : peer.from_importer != nullptr) return {};
   auto ring = memory::HostRing::create(gpu_, memory::kRingSlotBytes, memory::kRingSlots);
   if (!ring) {
