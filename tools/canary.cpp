@@ -6,11 +6,15 @@
 
 #include "commands.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 namespace gpuloan::tool {
 namespace {
+
+constexpr std::uint32_t kWaysAndMore = 8;
 
 const char* canary_name(std::uint32_t canary) {
   return canary == GPULOAN_CANARY_VERIFIED ? "verified" : canary == GPULOAN_CANARY_DEMOTED ? "demoted" : "not attempted";
@@ -50,10 +54,11 @@ void print_summary(const std::vector<CanaryResult>& results) {
   std::printf("# %d verified, %d not attempted, %d demoted, %d failed\n", counts[0], counts[1], counts[2], counts[3]);
 }
 
-void print_json(const Session& session, const CanaryRun& run, const gpuloan_peer_info& peer, int code) {
+void print_json(const Session& session, const CanaryRun& run, const gpuloan_peer_info& peer, int code, const char* error) {
   Json json;
   json.begin_object();
   json_outcome(json, "canary", code);
+  json.member("error", error);
   json_session(json, session);
   json.key("peer").begin_object().member("pid", peer.pid).member("vmm", canary_name(peer.vmm_canary));
   json.member("vmm_foreign", canary_name(peer.foreign_vmm_canary)).member("pool", canary_name(peer.pool_canary));
@@ -77,7 +82,7 @@ int run_canary(const CanaryOptions& options) {
   CommonOptions common = options.common;
   LoanOptions loans = options.loans;
   loans.rungs = rungs_of(options);
-  loans.canary_timeout_ms = common.timeout_ms; // nothing else waits for it here
+  loans.canary_timeout_ms = std::max(1U, common.timeout_ms / kWaysAndMore); // each way may use it up
   Session session = open_session(common, loans, GPULOAN_ROLE_EXPORTER);
   const bool tap = !common.json;
   if (tap) {
@@ -95,9 +100,18 @@ int run_canary(const CanaryOptions& options) {
   });
   run.run();
   const gpuloan_peer_info peer = run.peer_info();
-  run.finish();
-  tap ? print_summary(run.results()) : print_json(session, run, peer, run.code());
-  return run.code();
+  std::optional<Failure> trouble; // the results are printed all the same
+  try {
+    run.finish();
+  } catch (const Failure& failure) {
+    trouble.emplace(failure);
+  }
+  const int code = trouble ? trouble->code() : run.code();
+  if (!tap) print_json(session, run, peer, code, trouble ? trouble->what() : "");
+  else print_summary(run.results());
+  if (trouble && tap) throw Failure(*trouble); // "Bail out!"
+  if (trouble) std::fprintf(stderr, "gpuloan canary: %s\n", trouble->what());
+  return code;
 }
 
 } // namespace

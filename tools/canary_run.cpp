@@ -70,8 +70,8 @@ void CanaryRun::start() {
 
 // A worker that ends before it spoke is a refused connection, too.
 std::string CanaryRun::refusal(const Event& event) {
-  child_.wait(Deadline(kGraceMs));
-  return std::string("the worker ") + child_.status_text() + " before it was connected: " + event.text();
+  const bool ended = child_.wait_for(Deadline(kGraceMs));
+  return "the worker " + (ended ? child_.status_text() + " before it was connected: " : std::string("gave up its connection: ")) + event.text();
 }
 
 void CanaryRun::welcome() {
@@ -223,9 +223,10 @@ void CanaryRun::judge(const StatusError& error, CanaryResult& result) const {
 // Closes the connection, which is the worker's sign to end.
 void CanaryRun::finish() {
   peer_ = {};
-  child_.wait(Deadline(kGraceMs));
-  if (child_.succeeded() || code() != ExitOk) return;
-  throw Failure(ExitLoanFailed, "every shape is good, but the worker " + child_.status_text());
+  const bool ended = child_.wait_for(Deadline(kGraceMs));
+  if (code() != ExitOk || (ended && child_.succeeded())) return;
+  throw Failure(ExitLoanFailed, "every shape is good, but the worker " +
+                                    (ended ? child_.status_text() : "did not end within " + Deadline(kGraceMs).text() + " of the connection"));
 }
 
 } // namespace gpuloan::tool

@@ -51,8 +51,13 @@ bool Child::ended() {
   return status_.has_value();
 }
 
-void Child::wait(const Deadline& deadline) {
+bool Child::wait_for(const Deadline& deadline) {
   while (!ended() && !deadline.passed()) std::this_thread::sleep_for(Milliseconds(1));
+  return ended();
+}
+
+void Child::wait(const Deadline& deadline) {
+  wait_for(deadline);
   end();
 }
 

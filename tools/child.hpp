@@ -30,7 +30,9 @@ class Child {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   // True once it has ended; looks only.
   [[nodiscard]] bool ended();
-  // Waits until the deadline, then kills it.
+  // Waits until the deadline; false where it still runs.
+  bool wait_for(const Deadline& deadline);
+  // The same, then kills it.
   void wait(const Deadline& deadline);
   void end() noexcept;
   // "exited with code 3", "was killed by signal 9 (Killed)"; after ended() was true.

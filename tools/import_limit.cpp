@@ -7,8 +7,10 @@
 #include "output.hpp"
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
@@ -244,6 +246,9 @@ ImportLimitFound find_import_limit(const CommonOptions& common, std::uint32_t st
 int import_limit_child(Arguments arguments) {
   constexpr rlimit kNoCore = {1, 1}; // 1 also keeps a handler that core_pattern names from being called
   ::setrlimit(RLIMIT_CORE, &kNoCore);
+  const pid_t parent = ::getppid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL); // an import may never return, and it holds device memory
+  if (::getppid() != parent) return ExitInternal;
   CommonOptions common;
   cuda::PoolPointer shared = {};
   std::uint64_t bytes = 0;

@@ -129,6 +129,7 @@ void Importer::begin_turn(ImportLoan& loan, std::uint32_t turn) {
   loan.ready_posted = true;
   loan.ready_reported = false;
   loan.streams.clear();
+  request_tick(); // LOAN_READY is the tick's to report
 }
 
 // Cancelled by the exporter, or the exporter is lost, or the loan cannot be carried here.

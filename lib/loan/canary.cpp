@@ -161,6 +161,7 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, Trial tr
     if (!sent) {
       if (canary.out()) canary.waited = true; // judged when what is out has come back
       else canary.running = false;
+      canary.spent = {sent.error().status, sent.error().text}; // for those who waited for it
       changed_.notify_all();
       const bool blame = sent.error().status == GPULOAN_ERR_DRIVER || sent.error().status == GPULOAN_ERR_UNSUPPORTED;
       if (!blame || rung_of(trial) == GPULOAN_RUNG_HOST) return sent; // a host rung that fails here is not the peer's fault

@@ -24,6 +24,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 
@@ -214,7 +215,18 @@ bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gat
   const std::uint32_t slot = loan.slot;
   const bool watches = loan.id != 0; // else it has no slot yet
   bool over = false;
-  if (watches && loan.peer->words) loan.peer->words.watch(slot, word, true);
+  struct Watch { // ends whatever done() throws
+    const gate::Words& words;
+    std::uint32_t slot;
+    gate::Word word;
+    bool on;
+    void set(bool to) const {
+      if (on && words) words.watch(slot, word, to); // a lost peer's words are gone
+    }
+    ~Watch() { set(false); }
+  };
+  std::optional<Watch> watch(Watch{loan.peer->words, slot, word, watches});
+  watch->set(true);
   while (!over && !closed_ && now_ns() < until) {
     if (options_.loop_thread) {
       lock.unlock();
@@ -225,8 +237,8 @@ bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gat
     }
     over = done();
   }
-  if (watches && loan.peer->words) loan.peer->words.watch(slot, word, false); // a lost peer's words are gone
-  if (!over) over = wait(lock, deadline, true, done);                         // looks once more first
+  watch.reset();
+  if (!over) over = wait(lock, deadline, true, done); // looks once more first
   loan.patience.waited(now_ns() - start);
   return over;
 }

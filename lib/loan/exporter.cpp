@@ -458,7 +458,7 @@ Result<void> Exporter::on_done(ExporterPeer& peer, const channel::Turn& turn) {
   const auto loan = found != nullptr ? std::static_pointer_cast<ExportLoan>(found->shared_from_this()) : nullptr;
   if (loan == nullptr || turn.turn == 0 || turn.turn > loan->turn) return fail(GPULOAN_ERR_PROTOCOL, "DONE names no turn that is out");
   loan->recorded_turn = std::max(loan->recorded_turn, turn.turn);
-  if (turn.at_ns != 0) loan->step_ns[GPULOAN_STEP_DONE] = turn.at_ns;
+  if (turn.at_ns != 0 && turn.turn == loan->turn) loan->step_ns[GPULOAN_STEP_DONE] = turn.at_ns;
   advance(*loan);
   if (loan->state == ExportState::Out) request_tick(); // recorded, not complete: poll it
   return {};

@@ -114,7 +114,8 @@ struct Canary {
   [[nodiscard]] bool ended() const noexcept;
   [[nodiscard]] std::vector<ShapeEnd> ends() const;
   [[nodiscard]] std::pair<gpuloan_status, std::string> trouble() const;
-  [[nodiscard]] RungProof proof() const noexcept { return {verdict, running}; }
+  // Unanswered is what a caller has waited for in vain; for one that is under way prove() waits.
+  [[nodiscard]] RungProof proof() const noexcept { return {verdict, running && waited}; }
 };
 
 struct EventPair {

@@ -96,7 +96,7 @@ namespace {
 // What is left of a connection, destroyed by the reaper. A ring whose copies do not end is left to the process, with what
 // they copy to.
 struct Remains {
-  std::vector<std::unique_ptr<ImportEvents>> events;
+  std::vector<std::shared_ptr<ImportEvents>> events;
   std::map<std::uint64_t, std::shared_ptr<Import>> imports;
   gate::Words words;
   std::unique_ptr<memory::RingSink> from_exporter;
@@ -355,7 +355,7 @@ Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) 
 
 Result<void> Importer::on_event_handle(ImporterPeer& peer, const channel::EventHandle& wire) {
   if (!gpu_ || wire.index != peer.events.size() || peer.events.size() >= 4096) return fail(GPULOAN_ERR_PROTOCOL, "EVENT_HANDLE out of order");
-  auto pair = std::make_unique<ImportEvents>();
+  auto pair = std::make_shared<ImportEvents>();
   auto ours = open_events(*pair, wire);
   if (!ours) GPULOAN_LOG(GPULOAN_LOG_WARNING, "interprocess events do not work here, the exporter is told: " + ours.error().text);
   peer.events.push_back(std::move(pair));
@@ -425,6 +425,7 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   loan->slot = wire.slot;
   loan->generation = wire.generation;
   loan->event_index = wire.event;
+  if (wire.gate == GPULOAN_GATE_EVENT) loan->events = peer->events[wire.event];
   loan->keep_open = (wire.flags & channel::ExportKeepOpen) != 0;
   loan->finish = !loan->keep_open;
   loan->canary_loan = (wire.flags & channel::ExportCanary) != 0;

@@ -88,7 +88,7 @@ class ImporterPeer : public Peer {
   std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> loans;    // by the exporter's id
   std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> requests; // by our number, not answered
   std::uint64_t next_request = 1;
-  std::vector<std::unique_ptr<ImportEvents>> events;
+  std::vector<std::shared_ptr<ImportEvents>> events;
   std::unique_ptr<memory::RingSink> from_exporter;
   std::unique_ptr<memory::RingSource> to_exporter;
   Error adopt_error; // of a ring that could not be adopted; no text: none
@@ -122,13 +122,13 @@ class ImportLoan : public Loan {
   std::shared_ptr<driver::OwnedEvent> spare;  // behind's of the turn before, to be recorded again
   bool behind_watched = false;                // the completion thread sleeps on it
   std::uint64_t behind_ns = 0;                // since when
+  std::shared_ptr<ImportEvents> events; // event gate
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
   std::vector<cuda::Stream> streams; // named by used_on
   bool unmapping = false; // its end is under way
   [[nodiscard]] ImporterPeer& importer_peer() const noexcept { return static_cast<ImporterPeer&>(*peer); }
   [[nodiscard]] ImportEvents* pair() const noexcept {
-    const auto& events = importer_peer().events;
-    return gate == GPULOAN_GATE_EVENT && event_index < events.size() ? events[event_index].get() : nullptr;
+    return gate == GPULOAN_GATE_EVENT ? events.get() : nullptr;
   }
   [[nodiscard]] gate::Post ready_post() const noexcept {
     return {peer->words, slot, gate::Word::Ready, word(), gate, pair() != nullptr ? &pair()->ready : nullptr};

@@ -46,6 +46,7 @@ constexpr Case kCases[] = {
     {"a host canary that fails", host_canary_fails, true, only_host_fails},
     {"a canary without memory", canary_without_memory, true, only_host_fails},
     {"a canary that is not answered", canary_unanswered, true, no_zero_copy},
+    {"first loans of several threads", canary_shared, false, no_zero_copy},
     {"a CUDA context that fails", failed_context, true, only_simulated},
     {"one of two readers killed", one_reader_killed, true},
     {"handles left behind", handles_left_behind},

@@ -66,6 +66,7 @@ void canary_fails(const Bench& bench);
 void host_canary_fails(const Bench& bench);
 void canary_without_memory(const Bench& bench);
 void canary_unanswered(const Bench& bench);
+void canary_shared(const Bench& bench);
 const char* no_rung_above(const Bench& bench);
 const char* only_host_fails(const Bench& bench);
 const char* no_zero_copy(const Bench& bench);

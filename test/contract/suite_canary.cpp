@@ -4,8 +4,11 @@
 // asked for it, and of the peer.
 #include "suite.hpp"
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
+#include <vector>
 
 namespace loan_test {
 namespace {
@@ -159,6 +162,38 @@ void canary_without_memory(const Bench& bench) {
   }
   expect_equal(canary_of(bench, peer), GPULOAN_CANARY_NOT_ATTEMPTED, "the canary's verdict");
   expect_equal(carried(bench, worker, peer).canary, GPULOAN_CANARY_VERIFIED, "the next loan's canary");
+  worker.close();
+}
+
+// Threads whose first loans come at once all wait for the one battery; none is refused or copied meanwhile.
+void canary_shared(const Bench& bench) {
+  Exporter exporter(bench, [&](gpuloan_context_options& options) {
+    with_host_below(bench, options);
+    options.canary_timeout_ms = 10'000;
+  });
+  Worker worker(bench);
+  gpuloan_peer* peer = exporter.attach(worker);
+  const Region region(peer, kBytes);
+  bench.gpu.upload(region.pointer(), kBytes, 7);
+  constexpr std::size_t kThreads = 8;
+  std::array<gpuloan_status, kThreads> status = {};
+  std::array<gpuloan_loan*, kThreads> loans = {};
+  std::vector<std::thread> threads;
+  for (std::size_t index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&, index] { status[index] = try_lend(bench, peer, region.pointer(), kBytes, {}, &loans[index]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t index = 0; index < kThreads; ++index) {
+    expect_status(status[index], GPULOAN_OK, "a first loan among others");
+    const Lent lent(loans[index]);
+    expect_equal(lent.report().rung, bench.cell.rung, "its rung");
+    Borrowed loan = worker.offered(lent);
+    loan.acquire();
+    loan.check(7);
+    loan.done();
+    lent.ended();
+  }
+  expect_equal(canary_of(bench, peer), GPULOAN_CANARY_VERIFIED, "the canary's verdict");
   worker.close();
 }
 
