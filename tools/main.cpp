@@ -104,7 +104,7 @@ int dispatch(Arguments arguments) {
   }
   const std::string near = nearest(name, known);
   return complain("", false, ExitUsage,
-                  "unknown subcommand '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
+                  "unknown subcommand '" + name + "'" + (near.empty() ? "." : "; did you mean '" + near + "'?") +
                       " See 'gpuloan --help'.");
 }
 

@@ -97,7 +97,7 @@ typedef enum gpuloan_status {
   GPULOAN_ERR_HOST = -45,         /* the peer runs on another host or boot */
   GPULOAN_ERR_CONNECT = -46,      /* nobody listens at the path */
   GPULOAN_ERR_ADDRESS_IN_USE = -47, /* somebody already listens at the path */
-  GPULOAN_ERR_DEVICE_MISMATCH = -48, /* the peer does not see the device, by UUID */
+  GPULOAN_ERR_DEVICE_MISMATCH = -48, /* the peer does not see the device, by UUID; never returned yet: NO_RUNG is */
 
   /* The device: GPU work of this context is not possible (any more). */
   GPULOAN_ERR_NO_DRIVER = -60,    /* no libcuda.so.1, or not loadable */

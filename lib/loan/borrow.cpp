@@ -129,7 +129,6 @@ void Importer::begin_turn(ImportLoan& loan, std::uint32_t turn) {
   loan.ready_posted = true;
   loan.ready_reported = false;
   loan.streams.clear();
-  request_tick(); // LOAN_READY is the tick's to report
 }
 
 // Cancelled by the exporter, or the exporter is lost, or the loan cannot be carried here.
@@ -244,6 +243,7 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
   if (!refused) return forward(std::move(refused.error()));
   if (!passed) return forward(std::move(passed.error()));
   if (!over) {
+    if (loan->state == ImportState::Offered) request_tick(); // LOAN_READY is the tick's to report
     const char* what = loan->state == ImportState::Requested ? "the request was not answered" : "the turn was not ready";
     return fail(GPULOAN_ERR_TIMEOUT, std::string(what) + " within " + std::to_string(timeout_ms) + " ms");
   }

@@ -301,7 +301,10 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
     case Type::Finish:
       if (const auto loan = loan_of(record.cancel.loan)) {
         loan->finish = true;
-        if (loan->state == ImportState::Idle && next_ready(*loan)) begin_turn(*loan, loan->next_turn);
+        if (loan->state == ImportState::Idle && next_ready(*loan)) {
+          begin_turn(*loan, loan->next_turn);
+          request_tick();
+        }
         if (loan->state == ImportState::Idle) end(*loan, trash);
         changed_.notify_all();
       }

@@ -205,6 +205,7 @@ void Importer::watch_work(const std::shared_ptr<ImportLoan>& loan) {
     if (loan->behind != event) return; // a caller who spins saw it first
     loan->behind.reset();
     self->on_complete(*loan, std::move(result), trash);
+    if (loan->state == ImportState::Offered) self->request_tick(); // the next turn began: LOAN_READY is the tick's to report
   });
   loan->behind_watched = true;
 }

@@ -124,9 +124,9 @@ class CanaryTest(CliTest):
         result = self.run_cli("canary", "--rung", "vmm", "--worker", f"'{EXE}' canary --serve; exit 9")
         self.expect(result, "loan-failed", "every shape is good, but the worker exited with code 9")
         self.assertIn("Bail out! ", result.out)
-        self.assertIn("# 4 verified", result.out)
+        self.assertIn("# 8 verified", result.out)
         found = self.run_cli("canary", "--json", "--rung", "vmm", "--worker", f"'{EXE}' canary --serve; exit 9").json
-        self.assertEqual((found["exit_name"], sum(test["verdict"] == "zero-copy verified" for test in found["tests"])), ("loan-failed", 4))
+        self.assertEqual((found["exit_name"], sum(test["verdict"] == "zero-copy verified" for test in found["tests"])), ("loan-failed", 8))
         self.assertIn("the worker exited with code 9", found["error"])
 
     def test_without_a_device(self):

@@ -24,7 +24,7 @@ void add_options(Parser& parser, BenchOptions& options) {
     options.sizes.push_back(parse_size(text));
     if (options.sizes.back() == 0 || options.sizes.back() % 4 != 0) throw Failure(ExitUsage, "is not a multiple of 4 above 0: '" + text + "'");
   });
-  parser.flag("quick", "fewer repetitions: under 30 seconds", options.quick);
+  parser.flag("quick", "fewer repetitions", options.quick);
   parser.value("loop", "WHOSE", "of both contexts: thread (default), or caller",
                [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
   options.loans.add_to(parser);
@@ -91,7 +91,7 @@ int bench_command(Arguments arguments) {
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
                 "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung.");
+                "warm arena. copies: the host rung. Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;

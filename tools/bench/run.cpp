@@ -174,7 +174,7 @@ Comparison Run::turns(std::uint64_t bytes) {
     for (std::uint32_t turn = 0; turn < counts.turns; ++turn) {
       const std::uint64_t start = clock_ns();
       loan.ready(GPULOAN_STREAM_CPU);
-      loan.wait_done(deadline_.left());
+      wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); });
       times.push_back(since_us(start));
     }
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.reclaim(slice); });
@@ -194,7 +194,7 @@ std::vector<double> Run::fresh_loans(std::uint32_t count, const Region& region, 
     offset = offset + step + bytes <= region.bytes() ? offset + step : 0;
     const std::uint64_t start = clock_ns();
     Loan loan = lend(region, offset, bytes, GPULOAN_ACCESS_WRITE, false, 0);
-    loan.wait_end(deadline_.left());
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     times.push_back(since_us(start));
   }
   const Message answer = channel_->expect(Op::Loans);

@@ -90,6 +90,12 @@ class Worker {
     throw Failure(ExitTimeout, "the parent lent nothing within " + deadline_.text());
   }
 
+  gpuloan_view acquired(Loan& loan) {
+    auto view = init<gpuloan_view>();
+    wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); });
+    return view;
+  }
+
   void fill(const gpuloan_view& view, std::uint64_t value) {
     cuda_.fill32(view.pointer, static_cast<std::uint32_t>(value), view.bytes / 4);
   }
@@ -97,7 +103,7 @@ class Worker {
   std::uint64_t turns(const Message& message) {
     Loan loan = offered();
     for (std::uint32_t turn = 0; turn < message.count; ++turn) {
-      fill(loan.acquire(deadline_.left()), ++value_);
+      fill(acquired(loan), ++value_);
       loan.done(cuda_.stream());
     }
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
@@ -107,16 +113,16 @@ class Worker {
   std::uint64_t loans(const Message& message) {
     for (std::uint32_t turn = 0; turn < message.count; ++turn) {
       Loan loan = offered();
-      fill(loan.acquire(deadline_.left()), ++value_);
+      fill(acquired(loan), ++value_);
       loan.done(cuda_.stream());
-      if (turn + 1 == message.count) loan.wait_end(deadline_.left());
+      if (turn + 1 == message.count) wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     }
     return value_;
   }
 
   std::uint64_t copies(const Message& message) {
     Loan loan = offered();
-    const gpuloan_view view = loan.acquire(deadline_.left());
+    const gpuloan_view view = acquired(loan);
     std::uint32_t first = 0, last = 0;
     cuda_.copy_out(&first, view.pointer, sizeof first);
     cuda_.copy_out(&last, view.pointer + view.bytes - sizeof last, sizeof last);
