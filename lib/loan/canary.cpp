@@ -209,7 +209,8 @@ Result<void> Exporter::make_canary_memory(ExporterPeer& peer, Trial trial, cuda:
   }
   auto buffer = trial == Trial::Pool         ? memory::DeviceBuffer::from_pool(gpu_, kCanaryBytes, pool, peer.canary_stream.get())
                 : trial == Trial::ForeignVmm ? memory::DeviceBuffer::in_two(gpu_, kCanaryBytes, kCanarySeam)
-                                             : memory::DeviceBuffer::allocate(gpu_, kCanaryBytes);
+                : trial == Trial::Ipc        ? memory::DeviceBuffer::allocate(gpu_, kCanaryBytes)
+                                             : memory::DeviceBuffer::create(gpu_, kCanaryBytes); // VMM memory is freed without waiting (S10)
   if (!buffer) return forward(std::move(buffer.error()));
   memory.buffer = std::shared_ptr<memory::DeviceBuffer>(new memory::DeviceBuffer(std::move(*buffer)), [](memory::DeviceBuffer* last) {
     gpuloan::dispose(std::shared_ptr<memory::DeviceBuffer>(last)); // freeing it waits for the whole context

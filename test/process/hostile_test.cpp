@@ -249,7 +249,7 @@ void lies_about_a_loan(const Bench& bench) {
     }
   }
   scene.good_loan();
-  expect_equal(scene.exporter.stats().loans_out, 0U, "loans out");
+  expect(becomes([&] { return scene.exporter.stats().loans_out == 0; }), "loans are out, canaries' of lost peers included");
   scene.worker.close();
 }
 
