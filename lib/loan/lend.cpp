@@ -191,7 +191,7 @@ Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
   }
   driver::Gpu::Scope scope(*gpu_);
   GPULOAN_TRY(scope.ok());
-  if (copies && loan.carrier == Carrier::Ring) { // the ring's stream does it, and READY goes behind its last copy
+  if (copies && loan.carrier == Carrier::Ring) { // the ring's stream does it, and READY follows its last copy
     const cuda::Stream ring = peer.to_importer->ring().stream();
     const cuda::Stream streams[] = {stream};
     GPULOAN_TRY(gate::join(gpu_, ring, streams));

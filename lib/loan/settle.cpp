@@ -232,18 +232,9 @@ void Exporter::pump(ExporterPeer& peer) {
     record.ring_filled.slot = piece.slot;
     send(peer, record);
   }
-  for (const memory::Piece& piece : source.enqueued) { // READY goes behind the last copy
-    ExportLoan* loan = loan_of(piece);
-    if (loan == nullptr || loan->gate == GPULOAN_GATE_HOST) continue; // the host gate: below, once it is complete
-    if (auto posted = gate::post(gpu_, peer.to_importer->ring().stream(), loan->ready_post(), &loan->ready_written); !posted) {
-      fail_loan(*loan, posted.error().status, posted.error().text);
-    } else {
-      announce_ready(*loan);
-    }
-  }
   for (const memory::Piece& piece : source.complete) {
     ExportLoan* loan = loan_of(piece);
-    if (loan == nullptr || (loan->gate != GPULOAN_GATE_HOST && peer.to_importer->ring().pinned())) continue;
+    if (loan == nullptr) continue;
     peer.words.store(loan->slot, gate::Word::Ready, loan->word());
     announce_ready(*loan);
   }

@@ -41,7 +41,6 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   GPULOAN_TRY(scope.ok());
   if (gate::is_cpu(stream) && !loan->streams.empty()) stream = loan->streams.front();
   if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
-  if (loan->gate == GPULOAN_GATE_MEMOP) pin_words(*loan);
   if (ring) {
     const cuda::Stream streams[] = {stream};
     const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
@@ -52,6 +51,7 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
     behind = std::move(*event);
     return false;
   }
+  if (loan->gate == GPULOAN_GATE_MEMOP) pin_words(*loan);
   auto posted = gate::post(gpu_, stream, loan->done_post());
   if (!posted) return forward(std::move(posted.error()));
   if (*posted == gate::Posted::Now) return true;
@@ -139,19 +139,12 @@ void Importer::pump(ImporterPeer& peer) {
     record.ring_filled = {piece.loan, piece.offset, piece.bytes, piece.turn, piece.slot, {}};
     send(peer, record);
   }
-  for (const memory::Piece& piece : source.enqueued) {
-    const auto loan = loan_of(piece);
-    if (!loan || loan->done_post().gate == GPULOAN_GATE_HOST) continue;
-    if (auto posted = gate::post(gpu_, peer.to_exporter->ring().stream(), loan->done_post()); !posted) {
-      moved = forward(std::move(posted.error()));
-    } else if (loan->gate == GPULOAN_GATE_EVENT) {
-      send_done(*loan, 0);
-    }
-  }
+  // Under every gate the word is stored here: one that the device wrote behind the last copy could come after the ACK, or, when
+  // this process is killed, never.
   for (const memory::Piece& piece : source.complete) {
     const auto loan = loan_of(piece);
     if (!loan) continue;
-    if (loan->done_post().gate == GPULOAN_GATE_HOST || !peer.to_exporter->ring().pinned()) peer.words.store(loan->slot, gate::Word::Done, loan->word());
+    peer.words.store(loan->slot, gate::Word::Done, loan->word());
     loan->mark(GPULOAN_STEP_DONE);
     loan->turns_done = loan->turn;
     complete(*loan, trash);

@@ -95,7 +95,7 @@ void RingSource::drained(std::uint32_t slot) noexcept {
   if (slot < slots_.size() && slots_[slot] == SlotState::Full) slots_[slot] = SlotState::Free;
 }
 
-Result<void> RingSource::fill_slots(Progress& progress) {
+Result<void> RingSource::fill_slots() {
   while (!queue_.empty() && slots_[next_slot_] == SlotState::Free) {
     Transfer& transfer = queue_.front();
     const std::uint64_t bytes = std::min(ring_.slot_bytes(), transfer.bytes - transfer.next);
@@ -106,10 +106,7 @@ Result<void> RingSource::fill_slots(Progress& progress) {
     slots_[next_slot_] = SlotState::Copying;
     copying_.push_back({piece, last, false});
     next_slot_ = (next_slot_ + 1) % ring_.slots();
-    if (last) {
-      if (ring_.pinned()) progress.enqueued.push_back(piece);
-      queue_.pop_front();
-    }
+    if (last) queue_.pop_front();
   }
   return {};
 }
@@ -129,7 +126,7 @@ Result<void> RingSource::pump(Progress& progress) {
     }
     copying_.pop_front();
   }
-  return fill_slots(progress);
+  return fill_slots();
 }
 
 bool RingSource::in_flight(std::uint64_t loan) const noexcept {

@@ -3,8 +3,9 @@
 // The host rung between two GPU contexts: a ring of slots in a memfd, one ring a direction, registered once by both
 // sides. The source copies device to slot, the sink slot to device, and both copies overlap (H3). Where a side's driver
 // refuses the registration, that side's copies are made by a thread of the ring's own (unpinned_copies.hpp): slower, and
-// ordered by the events that such a copy waits for instead of by the ring's stream. What is posted behind a copy must
-// then wait until it is complete, since the stream knows nothing of it.
+// ordered by the events that such a copy waits for instead of by the ring's stream.
+//
+// A transfer is told on (RING_FILLED, the turn's control word) by the CPU once its copies are complete.
 //
 // Which slot holds what travels in records (RING_FILLED, RING_DRAINED), never in shared memory, so a peer that scribbles
 // can only spoil its own bytes. Each end is guarded by its side's lock; the only driver calls made under it are on the
@@ -84,7 +85,6 @@ class RingSource {
 
   struct Progress {
     std::vector<Piece> filled;   // tell the sink
-    std::vector<Piece> enqueued; // whole transfers whose last copy is now in the stream; none of an unpinned ring
     std::vector<Piece> complete; // whole transfers whose every copy is complete
   };
   [[nodiscard]] Result<void> pump(Progress& progress);
@@ -106,7 +106,7 @@ class RingSource {
     bool last;
     bool forgotten;
   };
-  [[nodiscard]] Result<void> fill_slots(Progress& progress);
+  [[nodiscard]] Result<void> fill_slots();
   HostRing ring_;
   std::vector<SlotState> slots_;
   std::deque<Transfer> queue_;

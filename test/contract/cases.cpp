@@ -31,7 +31,7 @@ constexpr Case kCases[] = {
     {"two workers", two_workers},
     {"caller-driven importer", caller_importer},
     {"caller-driven exporter", caller_exporter, false, no_caller_driven},
-    {"exporter looks after the worker was killed", late_exporter, true, no_late_exporter},
+    {"exporter looks after the worker was killed", late_exporter, true, no_caller_driven},
     {"host memory", host_memory, false, only_host_rung},
     {"worker without a device", cpu_worker, false, no_cpu_worker},
     {"foreign pointer", foreign_pointer, false, only_host_rung},

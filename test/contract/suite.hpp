@@ -43,7 +43,6 @@ void caller_importer(const Bench& bench);
 void caller_exporter(const Bench& bench);
 void late_exporter(const Bench& bench);
 const char* no_caller_driven(const Bench& bench);
-const char* no_late_exporter(const Bench& bench);
 
 void host_memory(const Bench& bench);
 void cpu_worker(const Bench& bench);

@@ -47,14 +47,6 @@ const char* no_caller_driven(const Bench& bench) {
   return bench.cell.engine == GPULOAN_ENGINE_EPOLL ? nullptr : "a caller-driven exporter has an epoll engine";
 }
 
-// A defect that is open: slowed down by ASan, about one turn in ten that was done right before the kill is called lost over the ring.
-const char* no_late_exporter(const Bench& bench) {
-#ifdef __SANITIZE_ADDRESS__
-  if (bench.cell.rung == GPULOAN_RUNG_HOST) return "an open defect of the ring shows here now and then";
-#endif
-  return no_caller_driven(bench);
-}
-
 void caller_importer(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench, {.flags = OpenCallerLoop});
