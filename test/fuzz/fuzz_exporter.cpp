@@ -121,8 +121,9 @@ class Run {
     FUZZ_REQUIRE(stats.quarantined_bytes == 0); // there is no memory of the caller's own without a device
     FUZZ_REQUIRE(ready_ <= 1 && lost_ == ready_ && refused_ <= 1 && (ready_ == 0 || refused_ == 0));
     for (const auto& region : regions_) FUZZ_REQUIRE(exporter_->destroy_region(*region).has_value()); // nothing of it is lent
-    const gpuloan_stats after = exporter_->stats();
-    FUZZ_REQUIRE(after.live_bytes == 0);
+    // The memory of a canary that was out when the peer went is destroyed outside the loop's turn.
+    for (int round = 0; round < 2000 && exporter_->stats().live_bytes != 0; ++round) FUZZ_REQUIRE(exporter_->dispatch(1).has_value());
+    FUZZ_REQUIRE(exporter_->stats().live_bytes == 0);
     requests_.clear();
     regions_.clear();
     exporter_->close();

@@ -52,18 +52,18 @@ void ask_waits() {
   need(cuda.cuStreamWriteValue64(fresh, at(page + 400), 1, 0), "write");
   need(cuda.cuStreamWriteValue64(used, at(page + 401), 1, 0), "write");
   say("7.fresh", later(fresh));
-  say("7.used", cuda.cuStreamQuery(used));
+  say("7.used", later(used));
   add();
   fresh = stream();
   need(cuda.cuStreamWriteValue64(fresh, at(page + 402), 1, 0), "write");
   need(cuda.cuStreamWriteValue64(used, at(page + 403), 1, 0), "write");
   say("8.fresh", later(fresh));
-  say("8.used", cuda.cuStreamQuery(used));
+  say("8.used", later(used));
   need(cuda.cuStreamWriteValue64(nullptr, at(page + 404), 1, 0), "write");
   say("8.legacy", later(nullptr));
   store(page + 1, 1);
   say("released.fresh", later(fresh));
-  say("released.used", cuda.cuStreamQuery(used));
+  say("released.used", later(used));
   for (std::size_t index = 1; index <= waiting.size(); ++index) store(page + index, 1);
   say("all-released", cuda.cuCtxSynchronize());
 }
