@@ -75,6 +75,11 @@ void failed_context(const Bench& bench);
 void one_reader_killed(const Bench& bench);
 const char* only_simulated(const Bench& bench);
 
+void eight_readers(const Bench& bench);
+void one_view_ends(const Bench& bench);
+void chunks_come_and_go(const Bench& bench);
+void many_exporters(const Bench& bench);
+
 void handles_left_behind(const Bench& bench);
 
 [[nodiscard]] std::span<const Case> contract_cases();
