@@ -28,12 +28,13 @@ struct ImportPool {
 // Foreign memory as it is mapped here; a block with a legacy handle, or of a pool, is shared by
 // all loans of it.
 struct ForeignMapping {
+  explicit ForeignMapping(std::shared_ptr<ImportPool> of) noexcept : pool(std::move(of)) {}
   std::uint32_t uses = 0; // imports that have it; the context's lock guards it
   std::mutex mutex;       // opening and closing, one after the other: the driver does not count a pool's pointer (P6)
   driver::IpcMapping legacy;
   std::vector<driver::VmmHandle> pieces;
   driver::VmmRange range;
-  std::shared_ptr<ImportPool> pool; // after what is mapped of it
+  const std::shared_ptr<ImportPool> pool; // outlives what is mapped of it
   driver::PoolMapping allocation;
 };
 

@@ -48,16 +48,17 @@ Result<void> Importer::on_foreign(ImporterPeer& peer, channel::Received& receive
     import->kind = kind == channel::ForeignKind::Legacy ? ImportKind::Legacy : ImportKind::Pool;
     std::memcpy(import->legacy_handle.reserved, received.tail.data(), received.tail.size());
     std::memcpy(import->pool_pointer.reserved, received.tail.data(), received.tail.size());
+    const std::shared_ptr<ImportPool> of = pool != peer.pools.end() ? pool->second : nullptr;
     std::shared_ptr<ForeignMapping>& known = peer.foreign[wire.buffer];
-    if (!known) known = std::make_shared<ForeignMapping>();
+    if (!known) known = std::make_shared<ForeignMapping>(of);
+    if (known->pool != of) return fail(GPULOAN_ERR_PROTOCOL, "FOREIGN names a buffer that is known already as memory of another pool, or of none");
     ++known->uses;
     import->buffer = wire.buffer;
     import->foreign = known;
-    if (pool != peer.pools.end()) import->foreign->pool = pool->second;
   } else if (kind == channel::ForeignKind::Vmm && wire.pieces > 0 && wire.pieces <= kPiecesMax) {
     import->kind = ImportKind::Pieces;
     import->missing = wire.pieces;
-    import->foreign = std::make_shared<ForeignMapping>();
+    import->foreign = std::make_shared<ForeignMapping>(nullptr);
   } else {
     return fail(GPULOAN_ERR_PROTOCOL, "FOREIGN is of no kind that is known here, without its handle, or of too many pieces");
   }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+//
+// Threads of one process on one context: four that lend, each from a pool of its own or all of one block, and at the other
+// end four that take whatever was offered, acquire it, compare it and end it (cases A9, A10). Each side is a process, so that
+// under ThreadSanitizer each is looked at.
+#include "../support/check.hpp"
+#include "../support/gpu.hpp"
+#include "../support/host.hpp"
+
+#include <gpuloan/gpuloan.hpp>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <fcntl.h>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace loan_test {
+namespace {
+
+using gpuloan::Milliseconds;
+
+constexpr Milliseconds kPatience{20'000};
+constexpr unsigned kThreads = 4;
+constexpr unsigned kLoans = 60; // of each thread
+
+gpuloan::Context make(std::uint32_t role) {
+  auto options = gpuloan::init<gpuloan_context_options>();
+  options.role = role;
+  options.driver = "sim";
+  options.rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
+  return gpuloan::Context::create(options);
+}
+
+void in_threads(const std::function<void(unsigned)>& body) {
+  std::vector<std::thread> threads;
+  for (unsigned index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&body, index] {
+      try {
+        body(index);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "threads_test: thread %u: %s\n", index, error.what());
+        std::_Exit(1);
+      } catch (const Failure& failure) {
+        std::fprintf(stderr, "threads_test: thread %u: %s\n", index, failure.text.c_str());
+        std::_Exit(1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// What is lent is filled with the pattern of its own size.
+void take(gpuloan::Context& context, Gpu& gpu, std::atomic<bool>& over) {
+  while (!over) {
+    auto event = context.next_event(Milliseconds(100));
+    if (event && event->type() == GPULOAN_EVENT_PEER_LOST) over = true;
+    if (!event || event->type() != GPULOAN_EVENT_LOAN_OFFERED) continue;
+    gpuloan::Loan loan = event->take_loan();
+    const gpuloan_view view = loan.acquire(kPatience);
+    const std::string wrong = gpu.mismatch(view.pointer, view.bytes, view.bytes);
+    expect(wrong.empty(), wrong);
+    loan.done(gpu.stream());
+    loan.wait_end(kPatience);
+  }
+}
+
+int run_importer(int fd) {
+  die_with_parent();
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  watchdog(120, "the importer's threads");
+  gpuloan::Context context = make(GPULOAN_ROLE_IMPORTER);
+  const gpuloan::Peer peer = context.adopt(fd, kPatience);
+  std::atomic<bool> over = false;
+  in_threads([&](unsigned) {
+    Gpu gpu("sim");
+    take(context, gpu, over);
+  });
+  return 0;
+}
+
+void lend_and_wait(gpuloan::Peer& peer, Gpu& gpu, std::uint64_t pointer, std::uint64_t bytes, std::uint32_t rung) {
+  auto options = gpuloan::init<gpuloan_lend_options>();
+  options.access = GPULOAN_ACCESS_READ;
+  options.stream = gpu.stream();
+  options.rungs = rung;
+  options.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY;
+  gpuloan::Loan loan = peer.lend(pointer, bytes, options);
+  loan.wait_end(kPatience);
+  expect(loan.report().rung == rung, "another rung");
+}
+
+// A10. Pools are made, exported, lent from and destroyed by all threads at once.
+void lend_from_pools(gpuloan::Peer& peer) {
+  in_threads([&](unsigned thread) {
+    for (unsigned pool = 0; pool < 3; ++pool) {
+      Gpu gpu("sim");
+      gpu.alloc_from_pool();
+      for (unsigned loan = 0; loan < kLoans / 3; ++loan) {
+        const std::uint64_t bytes = 10'000 + 1000 * thread + loan;
+        const std::uint64_t pointer = gpu.alloc(bytes);
+        gpu.upload(pointer, bytes, bytes);
+        lend_and_wait(peer, gpu, pointer, bytes, GPULOAN_RUNG_POOL);
+        gpu.free(pointer);
+      }
+    }
+  });
+}
+
+// A9. Everybody lends the same block, so that the importer's threads open, hold and close one and the same mapping.
+void lend_one_block(gpuloan::Peer& peer, std::uint32_t rung) {
+  Gpu gpu("sim");
+  if (rung == GPULOAN_RUNG_POOL) gpu.alloc_from_pool();
+  constexpr std::uint64_t bytes = 50'000;
+  const std::uint64_t pointer = gpu.alloc(bytes);
+  gpu.upload(pointer, bytes, bytes);
+  gpu.sync();
+  in_threads([&](unsigned) {
+    Gpu own("sim");
+    for (unsigned loan = 0; loan < kLoans; ++loan) lend_and_wait(peer, own, pointer, bytes, rung);
+  });
+  gpu.free(pointer);
+}
+
+int run_exporter() {
+  watchdog(120, "the exporter's threads");
+  const TempFolder folder("gpuloan-threads");
+  use_private_sim(folder);
+  SocketPair pair = make_socketpair();
+  Process importer({"--importer", std::to_string(pair.right.get())}, {pair.right.get()});
+  pair.right.reset();
+  {
+    gpuloan::Context context = make(GPULOAN_ROLE_EXPORTER);
+    context.attach(pair.left.release(), "threads");
+    gpuloan::Peer peer;
+    while (!peer) {
+      auto event = context.next_event(kPatience);
+      expect(event.has_value(), "no PEER_READY");
+      if (event->type() == GPULOAN_EVENT_PEER_READY) peer = event->take_peer();
+    }
+    lend_from_pools(peer);
+    lend_one_block(peer, GPULOAN_RUNG_POOL);
+    lend_one_block(peer, GPULOAN_RUNG_IPC);
+    expect(context.stats().loans_out == 0, "loans are out in the end");
+    expect(context.stats().quarantined_bytes == 0, "bytes are quarantined in the end");
+  }
+  const int status = importer.wait();
+  expect(status == 0, "the importer ended with status " + std::to_string(status));
+  std::printf("%u loans of %u threads\n", 3 * kThreads * kLoans, kThreads);
+  return 0;
+}
+
+} // namespace
+} // namespace loan_test
+
+int main(int count, char** words) {
+  try {
+    return count > 2 ? loan_test::run_importer(std::atoi(words[2])) : loan_test::run_exporter();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "threads_test: %s\n", error.what());
+  } catch (const loan_test::Failure& failure) {
+    std::fprintf(stderr, "threads_test: %s\n", failure.text.c_str());
+  }
+  return 1;
+}
