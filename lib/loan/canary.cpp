@@ -11,6 +11,7 @@
 #include <loan/exporter.hpp>
 
 #include <base/log.hpp>
+#include <base/pid_namespace.hpp>
 #include <base/reaper.hpp>
 
 #include <algorithm>
@@ -28,6 +29,14 @@ bool in_arena(Trial trial) noexcept { return trial == Trial::Vmm || trial == Tri
 
 gpuloan_access access_of(Trial trial) noexcept {
   return trial == Trial::PagesRead || trial == Trial::SegmentRead || trial == Trial::RingRead ? GPULOAN_ACCESS_READ : GPULOAN_ACCESS_WRITE;
+}
+
+// E3: the driver says no more than "invalid argument".
+std::string likely_cause(const ExporterPeer& peer, Trial trial) {
+  const bool by_handle = rung_of(trial) == GPULOAN_RUNG_IPC || rung_of(trial) == GPULOAN_RUNG_POOL;
+  if (!by_handle || in_own_pid_namespace(peer.pid)) return "";
+  return "; the peer is in another PID namespace, where such handles may not open: start both in one (containers: --pid=host, or "
+         "--pid=container:NAME), or lend memory that goes by descriptor (a region of the arena, VMM memory)";
 }
 
 std::string about(const ExporterPeer& peer, Trial trial) {
@@ -75,8 +84,8 @@ void Exporter::demote(ExporterPeer& peer, Trial trial, const std::string& why) {
   Canary& canary = peer.canary_of(trial);
   if (canary.verdict == GPULOAN_CANARY_DEMOTED || peer.lost) return;
   canary.verdict = GPULOAN_CANARY_DEMOTED;
-  canary.text = why;
-  GPULOAN_LOG(GPULOAN_LOG_WARNING, about(peer, trial) + " failed: " + why + ": " +
+  canary.text = why + likely_cause(peer, trial);
+  GPULOAN_LOG(GPULOAN_LOG_WARNING, about(peer, trial) + " failed: " + canary.text + ": " +
                                        (rung_of(trial) == GPULOAN_RUNG_HOST ? "the peer is REFUSED, nothing more is lent to it"
                                                                             : "that way is DEMOTED, other rungs carry its loans"));
 }

@@ -117,6 +117,34 @@ void lend_pool_memory(const Bench& bench) {
   bench.gpu.free(pointer);
 }
 
+// C8: a peer has 256 pairs of events; the loan after that takes the next gate, and says so. A pair that is free again serves again.
+void lend_beyond_the_events(const Bench& bench, gpuloan_peer* peer, Worker& worker) {
+  constexpr std::size_t kPairs = 256;
+  const Region region(peer, 1000);
+  bench.gpu.upload(region.pointer(), region.bytes(), 1);
+  std::vector<Lent> lents;
+  std::vector<Borrowed> loans;
+  for (std::size_t index = 0; index < kPairs + 2; ++index) {
+    lents.push_back(lend(bench, peer, region, {}));
+    loans.push_back(worker.offered(lents.back()));
+    const gpuloan_loan_report report = lents.back().report();
+    expect_equal(report.gate, index < kPairs ? GPULOAN_GATE_EVENT : GPULOAN_GATE_HOST, "gate of loan " + std::to_string(index + 1));
+    if (index >= kPairs) expect_contains(report.gate_reason, "event", "gate_reason beyond the pairs");
+  }
+  for (Borrowed& loan : loans) {
+    loan.acquire();
+    loan.check(1);
+    loan.done();
+  }
+  for (const Lent& lent : lents) lent.ended();
+  const Lent next = lend(bench, peer, region, {});
+  expect_equal(next.report().gate, GPULOAN_GATE_EVENT, "gate of the next loan");
+  Borrowed loan = worker.offered(next);
+  loan.acquire();
+  loan.done();
+  next.ended();
+}
+
 // The first context that a program makes there: its status and what it says.
 void expect_refused(const Profile& profile) {
   auto options = init<gpuloan_context_options>();
@@ -151,6 +179,7 @@ int run_profile(const Profile& profile) {
     lend_both_ways(bench, profile, peer, worker, region.pointer(), region.bytes(), profile.arena, "region");
     const std::uint64_t block = gpu.alloc(300'007);
     lend_both_ways(bench, profile, peer, worker, block, 300'007, profile.block, "block");
+    if (std::strcmp(profile.name, "no-memops") == 0) lend_beyond_the_events(bench, peer, worker);
     worker.close();
     gpu.free(block);
   });
