@@ -67,7 +67,7 @@ void dispose(std::shared_ptr<void> object) noexcept {
     work.filled.notify_one();
   } catch (...) {
     // No memory: destroying it here could block, and throwing it away is no option.
-    static_cast<void>(new (std::nothrow) std::shared_ptr<void>(std::move(object)));
+    abandon(std::move(object));
     return;
   }
   add_thread(queue());

@@ -8,6 +8,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
 
 namespace gpuloan {
 
@@ -16,5 +19,12 @@ namespace gpuloan {
 void dispose(std::shared_ptr<void> object) noexcept;
 // Waits until everything that was disposed of is destroyed; false when that takes longer.
 bool wait_disposed(std::uint32_t timeout_ms) noexcept;
+
+// Leaves the object to the end of the process. Where there is no memory for that, it is its owner who destroys it.
+template <typename Object>
+void abandon(Object&& object) noexcept {
+  static_assert(!std::is_lvalue_reference_v<Object>);
+  static_cast<void>(new (std::nothrow) Object(std::move(object)));
+}
 
 } // namespace gpuloan

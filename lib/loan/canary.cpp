@@ -221,8 +221,9 @@ Result<void> Exporter::make_canary_memory(ExporterPeer& peer, Trial trial, cuda:
                 : trial == Trial::Ipc        ? memory::DeviceBuffer::allocate(gpu_, kCanaryBytes)
                                              : memory::DeviceBuffer::create(gpu_, kCanaryBytes); // VMM memory is freed without waiting (S10)
   if (!buffer) return forward(std::move(buffer.error()));
-  memory.buffer = std::shared_ptr<memory::DeviceBuffer>(new memory::DeviceBuffer(std::move(*buffer)), [](memory::DeviceBuffer* last) {
-    gpuloan::dispose(std::shared_ptr<memory::DeviceBuffer>(last)); // freeing it waits for the whole context
+  auto owned = std::make_shared<memory::DeviceBuffer>(std::move(*buffer));
+  memory.buffer = std::shared_ptr<memory::DeviceBuffer>(owned.get(), [owned](memory::DeviceBuffer*) mutable {
+    gpuloan::dispose(std::move(owned)); // freeing it waits for the whole context
   });
   memory.pointer = memory.buffer->pointer();
   return {};

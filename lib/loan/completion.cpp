@@ -27,6 +27,16 @@ Result<void> sleep_on(const driver::OwnedEvent& event, std::uint64_t spin_ns) {
   return event.synchronize();
 }
 
+// Complete, or failed.
+bool is_over(const driver::OwnedEvent& event) noexcept {
+  try {
+    const auto over = event.query();
+    return !over || *over;
+  } catch (const std::bad_alloc&) { // of the error's text: looked at again
+    return false;
+  }
+}
+
 } // namespace
 
 void Completion::push(Item item) {
@@ -55,31 +65,31 @@ bool Completion::pending() const noexcept {
   return !shared_->items.empty();
 }
 
-// Takes out every item that is complete, then reports; true while some are left.
-bool Completion::poll_items(Shared& shared) {
-  std::deque<Item> due;
-  std::deque<Result<void>> results;
-  bool left = false;
+// False where there was no memory for it: others wait for what it does, so it has to be done again.
+bool Completion::finish(Item& item, std::uint64_t spin_ns) noexcept {
+  try {
+    if (item.job) item.job();
+    else item.report(sleep_on(*item.event, spin_ns));
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+// Takes out every item that is complete and reports it; true while some are left.
+bool Completion::poll_items(Shared& shared) noexcept {
+  std::list<Item> due;
   {
     const std::lock_guard lock(shared.mutex);
-    std::deque<Item> rest;
-    for (Item& item : shared.items) {
-      Result<bool> over = item.event ? item.event->query() : Result<bool>(true);
-      if (over && !*over) {
-        rest.push_back(std::move(item));
-        continue;
-      }
-      results.push_back(over ? Result<void>() : Result<void>(forward(std::move(over.error()))));
-      due.push_back(std::move(item));
+    for (auto at = shared.items.begin(); at != shared.items.end();) {
+      const auto item = at++;
+      if (!item->event || is_over(*item->event)) due.splice(due.end(), shared.items, item);
     }
-    shared.items.swap(rest);
-    left = !shared.items.empty();
   }
-  for (std::size_t index = 0; index < due.size(); ++index) {
-    if (due[index].job) due[index].job();
-    else due[index].report(std::move(results[index]));
-  }
-  return left;
+  due.remove_if([](Item& item) { return finish(item, 0); });
+  const std::lock_guard lock(shared.mutex);
+  shared.items.splice(shared.items.begin(), due);
+  return !shared.items.empty();
 }
 
 bool Completion::poll() {
@@ -101,21 +111,13 @@ void Completion::main(const std::shared_ptr<Shared>& shared) {
       lock.lock();
       continue;
     }
-    Item item = std::move(shared->items.front());
-    shared->items.pop_front();
+    std::list<Item> one = std::move(shared->items);
+    shared->items.clear();
     lock.unlock();
     const std::uint64_t start = now_ns();
-    for (bool over = false; !over;) {
-      try {
-        if (item.job) item.job();
-        else item.report(sleep_on(*item.event, patience.spin_ns()));
-        over = true;
-        if (item.event) patience.waited(now_ns() - start);
-      } catch (const std::bad_alloc&) { // others wait for what it does: again
-        std::this_thread::sleep_for(kMemoryPause);
-      }
-    }
-    item = {};
+    while (!finish(one.front(), patience.spin_ns())) std::this_thread::sleep_for(kMemoryPause);
+    if (one.front().event) patience.waited(now_ns() - start);
+    one.clear();
     lock.lock();
   }
   shared->ended = true;

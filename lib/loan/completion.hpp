@@ -8,8 +8,8 @@
 #include <driver/handles.hpp>
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -45,11 +45,12 @@ class Completion {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<Item> items;
+    std::list<Item> items;
     bool stopping = false, ended = false;
   };
   static void main(const std::shared_ptr<Shared>& shared);
-  static bool poll_items(Shared& shared);
+  static bool finish(Item& item, std::uint64_t spin_ns) noexcept;
+  static bool poll_items(Shared& shared) noexcept;
   void push(Item item);
   void start_missing() noexcept; // lock held
 

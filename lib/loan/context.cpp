@@ -189,7 +189,11 @@ void Context::stop_loop() noexcept {
     loop_thread_.join();
   } else if (engine_) {
     const std::lock_guard turn(turn_mutex_);
-    run_tasks();
+    try {
+      run_tasks();
+    } catch (const std::exception& error) {
+      log_turn(error);
+    }
     engine_.reset();
   }
 }
@@ -265,14 +269,9 @@ std::shared_ptr<void> Context::drop(Handle& handle) noexcept {
   return last;
 }
 
-std::vector<std::shared_ptr<void>> Context::clear_handles() noexcept {
+Context::Cleared Context::clear_handles() noexcept {
   events_.clear();
-  std::vector<std::shared_ptr<void>> held;
-  for (auto& [handle, self] : held_) held.push_back(std::move(self));
-  held_.clear();
-  held.push_back(std::make_shared<decltype(tasks_)>(std::move(tasks_))); // posted after the loop ended; they name peers
-  tasks_.clear();
-  return held;
+  return {std::exchange(held_, {}), std::exchange(tasks_, {})};
 }
 
 Result<Event> Context::next_event(std::uint32_t timeout_ms) {
@@ -332,6 +331,15 @@ void Context::watch_pidfd(Peer& peer) {
     return;
   }
   peer.pidfd_in_loop = true;
+}
+
+Error Context::loss(const char* why) noexcept {
+  Error error{GPULOAN_ERR_PEER_LOST, ""};
+  try {
+    error.text = why;
+  } catch (const std::bad_alloc&) {
+  }
+  return error;
 }
 
 // Does not throw: settle_loss(), and leaving the loop, are tried again by the loop.
@@ -394,12 +402,7 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
       } catch (const std::bad_alloc&) { // the end of the socket says it too
       }
     }
-    Error why{GPULOAN_ERR_PEER_LOST, ""};
-    try {
-      why.text = "the connection was closed on this side";
-    } catch (const std::bad_alloc&) {
-    }
-    lose(peer, std::move(why));
+    lose(peer, loss("the connection was closed on this side"));
     forget_peer(*peer);
   }
   peer->closed = true;

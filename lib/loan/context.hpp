@@ -107,6 +107,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void send_text(Peer& peer, channel::Record record, std::string_view text);
   // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
   void lose(const std::shared_ptr<Peer>& peer, Error why);
+  [[nodiscard]] static Error loss(const char* why) noexcept; // PEER_LOST; without the text where there is no memory for it
   [[nodiscard]] Result<void> add_peer(const std::shared_ptr<Peer>& peer); // lock held; into the loop, as a task
   void forget_peer(Peer& peer) noexcept; // lock held; its caller has no name for it (any more), so no event names it
   // Lock held. The same for its loans, which their events alone name; the objects are to be destroyed without the lock.
@@ -115,7 +116,11 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards
   // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
-  [[nodiscard]] std::vector<std::shared_ptr<void>> clear_handles() noexcept;
+  struct Cleared {
+    std::unordered_map<const Handle*, std::shared_ptr<void>> handles;
+    std::vector<std::function<void()>> tasks; // posted after the loop ended; they name peers
+  };
+  [[nodiscard]] Cleared clear_handles() noexcept;
   [[nodiscard]] bool on_loop_thread() const noexcept { return std::this_thread::get_id() == loop_id_.load(); }
 
   // Lock held, on the loop.

@@ -69,8 +69,26 @@ namespace {
 // Of a loan in quarantine. Our own handles to its memory go first: behind the release function it is the caller's to free.
 struct Kept {
   std::shared_ptr<ReleaseCall> release_call;
-  std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // destroyed before what stands above
+  std::shared_ptr<const std::vector<driver::VmmHandle>> pieces;
 };
+
+void keep_quarantined(std::vector<std::shared_ptr<ExportLoan>> loans, UniqueFd pidfd, const std::shared_ptr<const Tether>& tether) noexcept {
+  for (const auto& loan : loans) {
+    if (loan->release_call) loan->release_call->stay(loan->release_call);
+  }
+  try {
+    std::vector<Kept> kept;
+    for (const auto& loan : loans) kept.push_back({std::exchange(loan->release_call, nullptr), std::exchange(loan->pieces, nullptr)});
+    if (kept.empty()) return;
+    keep_until_gone(std::move(pidfd), tether, [kept = std::move(kept)]() mutable {
+      for (Kept& each : kept) {
+        each.pieces.reset();
+        if (each.release_call) each.release_call->go();
+      }
+    });
+  } catch (const std::bad_alloc&) { // then they are never called
+  }
+}
 
 } // namespace
 
@@ -79,8 +97,7 @@ void Exporter::close() noexcept {
     const Lock lock(mutex_);
     if (closed_) return;
     closed_ = true;
-    const auto peers = peers_;
-    for (const auto& [tag, peer] : peers) lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the exporter closed its context"});
+    for (const auto& [tag, peer] : peers_) lose(peer, loss("the exporter closed its context"));
     changed_.notify_all();
   }
   stop_loop();
@@ -101,24 +118,27 @@ void Exporter::close() noexcept {
       loan->arena.reset();
       loan->reading = {};
       loan->landed = {};
-      peer->released.push_back(std::exchange(loan->release_call, nullptr)); // behind our own last copies
+      auto call = std::exchange(loan->release_call, nullptr);
+      if (!call) continue;
+      call->stay(call);
+      try {
+        peer->released.push_back(std::move(call)); // behind our own last copies
+      } catch (const std::bad_alloc&) { // then it is never called
+      }
     }
     peer->loans.clear();
     peer->feeds.clear();
     for (Canary& canary : peer->canaries) canary.loans = {};
-    std::vector<Kept> kept;
-    for (const auto& loan : std::exchange(peer->quarantined, {})) {
-      kept.push_back({std::exchange(loan->release_call, nullptr), std::exchange(loan->pieces, nullptr)});
-    }
+    auto quarantined = std::exchange(peer->quarantined, {});
     peer->release_memory(true);
     peer->socket.reset();
-    if (!kept.empty()) keep_until_gone(std::move(peer->pidfd), peer->tether, std::make_shared<decltype(kept)>(std::move(kept)));
+    keep_quarantined(std::move(quarantined), std::move(peer->pidfd), peer->tether);
     peer->pidfd.reset();
   }
   remembered_.clear();
   peers_.clear();
   lock.unlock();
-  held.clear();
+  held = {};
   static_cast<void>(apart_.stop());
   static_cast<void>(releases_.stop());
   wait_disposed(kDisposeMs);
@@ -146,13 +166,14 @@ struct Remains {
   ~Remains() {
     const auto leave = [this](auto& end) { // to the process, with what it copies
       static_cast<void>(end.release());
-      static_cast<void>(new auto(std::move(arena)));
-      static_cast<void>(new auto(std::move(released)));
+      abandon(std::move(arena));
+      abandon(std::move(released));
     };
     if (!memory::drain_ring(to_importer.get())) leave(to_importer);
     if (!memory::drain_ring(from_importer.get())) leave(from_importer);
     if (unpinned && !unpinned->drain()) leave(unpinned);
     arena.reset();
+    for (const auto& call : released) call->go();
     released.clear();
   }
 };

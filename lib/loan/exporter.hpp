@@ -81,9 +81,13 @@ class ReleaseCall {
     if (call_) call_();
   }
   void disarm() noexcept { call_ = nullptr; }
+  // Whoever drops it, it is not called before go(); needs no memory, since a call for which there is none must not come early.
+  void stay(std::shared_ptr<ReleaseCall> self) noexcept { self_ = std::move(self); }
+  void go() noexcept { const auto last = std::move(self_); }
 
  private:
   std::function<void()> call_;
+  std::shared_ptr<ReleaseCall> self_;
 };
 
 // Chunks of the caller's VMM memory on their way to an importer.

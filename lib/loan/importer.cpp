@@ -56,8 +56,7 @@ void Importer::close() noexcept {
     const Lock lock(mutex_);
     if (closed_) return;
     closed_ = true;
-    const auto peers = peers_;
-    for (const auto& [tag, peer] : peers) lose(peer, Error{GPULOAN_ERR_PEER_LOST, "the importer closed its context"});
+    for (const auto& [tag, peer] : peers_) lose(peer, loss("the importer closed its context"));
     changed_.notify_all();
     watched = watch_works();
   }
@@ -69,16 +68,22 @@ void Importer::close() noexcept {
   auto held = clear_handles(); // destroyed last, without the lock
   for (const auto& peer : remembered_) {
     for (const auto& [id, loan] : peer->loans) { // a ring may still copy out of them
-      if (loan->buffer) peer->limbo.emplace_back(id, std::move(loan->buffer));
+      if (!loan->buffer) continue;
+      try {
+        peer->limbo.emplace_back(id, loan->buffer);
+      } catch (const std::bad_alloc&) {
+        abandon(std::move(loan->buffer));
+      }
+      loan->buffer.reset();
     }
     peer->loans.clear();
     peer->requests.clear();
     if (!over) { // left mapped, and tied: unmapping does not wait for running work (R22)
-      static_cast<void>(new auto(std::move(peer->imports)));
-      static_cast<void>(new auto(std::move(peer->foreign)));
-      static_cast<void>(new auto(std::move(peer->pools)));
-      static_cast<void>(new auto(std::move(peer->tether)));
-      static_cast<void>(new auto(std::move(peer->tether_registration)));
+      abandon(std::move(peer->imports));
+      abandon(std::move(peer->foreign));
+      abandon(std::move(peer->pools));
+      abandon(std::move(peer->tether));
+      abandon(std::move(peer->tether_registration));
     }
     peer->release_memory(true);
     peer->socket.reset();
@@ -87,7 +92,7 @@ void Importer::close() noexcept {
   remembered_.clear();
   peers_.clear();
   lock.unlock();
-  held.clear();
+  held = {};
   wait_disposed(kDisposeMs);
 }
 
@@ -113,7 +118,7 @@ struct Remains {
   ~Remains() {
     const auto leave = [this](auto& end) {
       static_cast<void>(end.release());
-      static_cast<void>(new auto(std::move(limbo)));
+      abandon(std::move(limbo));
     };
     if (!memory::drain_ring(from_exporter.get())) leave(from_exporter);
     if (!memory::drain_ring(to_exporter.get())) leave(to_exporter);

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <fcntl.h>
-#include <new>
 #include <poll.h>
 
 namespace gpuloan::loan {
@@ -35,18 +34,13 @@ Result<Tether> Tether::create() {
 
 bool Tether::let_go() const noexcept { return ::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0; }
 
-void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::shared_ptr<void> kept) noexcept {
-  if (!pidfd) {
-    static_cast<void>(new auto(std::move(kept)));
-    return;
-  }
-  auto* held = new (std::nothrow) auto(std::move(kept));
-  if (held == nullptr) return;
+void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::function<void()> gone) noexcept {
+  if (!pidfd) return;
   try {
-    start_thread("gpuloan-keep", [pidfd = std::move(pidfd), tether = std::move(tether), held] {
+    start_thread("gpuloan-keep", [pidfd = std::move(pidfd), tether = std::move(tether), gone = std::move(gone)] {
       await_death(pidfd.get());
       for (auto pause = kFirstPause; !tether->let_go(); pause = std::min(pause * 2, kLongestPause)) std::this_thread::sleep_for(pause);
-      delete held;
+      gone();
     }).detach();
   } catch (...) {
     GPULOAN_LOG(GPULOAN_LOG_WARNING, "no thread to watch for the end of a lost peer: what it may still touch is kept for ever");

@@ -10,6 +10,7 @@
 
 #include <base/unique_fd.hpp>
 
+#include <functional>
 #include <memory>
 
 namespace gpuloan::loan {
@@ -29,8 +30,8 @@ class Tether {
   UniqueFd fd_;
 };
 
-// For what outlives its exporter: drops `kept` on a thread of its own once `pidfd` tells that the process is dead and the
-// tether was let go. Without a pidfd, or where no thread can be had, `kept` stays to the end of this process.
-void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::shared_ptr<void> kept) noexcept;
+// For what outlives its exporter: calls `gone` on a thread of its own once `pidfd` tells that the process is dead and the tether was
+// let go. Without a pidfd, or where no thread can be had, it is never called.
+void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::function<void()> gone) noexcept;
 
 } // namespace gpuloan::loan

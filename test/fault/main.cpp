@@ -18,6 +18,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <execinfo.h>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -268,6 +270,12 @@ int Table::run() {
 
 // ---- The program --------------------------------------------------------------------------------------------------
 
+[[noreturn]] void say_where() {
+  void* frames[32];
+  ::backtrace_symbols_fd(frames, ::backtrace(frames, 32), STDERR_FILENO);
+  std::abort();
+}
+
 int run(int count, char** words) {
   Arguments arguments;
   for (int at = 1; at < count; ++at) {
@@ -275,11 +283,13 @@ int run(int count, char** words) {
     const int left = count - at - 1;
     if (word == "--exporter" && left >= Plan::kWords) {
       die_with_parent();
+      std::set_terminate(say_where);
       watchdog(kWatchdogSeconds, "the exporter's side");
       return run_exporter(Plan::parse(words + at + 1));
     }
     if (word == "--importer" && left >= Plan::kWords + 2) {
       die_with_parent();
+      std::set_terminate(say_where);
       watchdog(kWatchdogSeconds, "the importer's side");
       const int ends[2] = {std::atoi(words[at + 1]), std::atoi(words[at + 2])};
       return run_importer(Plan::parse(words + at + 3), ends);
