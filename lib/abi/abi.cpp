@@ -77,12 +77,6 @@ gpuloan_peer* hand_out(const std::shared_ptr<loan::Peer>& peer) {
   return reinterpret_cast<gpuloan_peer*>(peer.get());
 }
 
-gpuloan_region* hand_out(const std::shared_ptr<loan::RegionHandle>& region) {
-  const std::lock_guard lock(region->exporter->mutex());
-  region->exporter->hold(region->handle, region);
-  return reinterpret_cast<gpuloan_region*>(region.get());
-}
-
 gpuloan_request* hand_out(const std::shared_ptr<loan::Request>& request) {
   const std::lock_guard lock(request->exporter->mutex());
   request->exporter->hold(request->handle, request);

@@ -88,9 +88,9 @@ Object* object(void* handle) noexcept { return static_cast<Object*>(handle); }
 // The name of a loan that carries a reference of the caller's already.
 [[nodiscard]] inline gpuloan_loan* handle_of(loan::Loan& loan) noexcept { return reinterpret_cast<gpuloan_loan*>(&loan); }
 // A new reference for the caller.
+[[nodiscard]] inline gpuloan_region* handle_of(loan::RegionHandle& region) noexcept { return reinterpret_cast<gpuloan_region*>(&region); }
 [[nodiscard]] gpuloan_loan* hand_out(const std::shared_ptr<loan::Loan>& loan);
 [[nodiscard]] gpuloan_peer* hand_out(const std::shared_ptr<loan::Peer>& peer); // held once per peer
-[[nodiscard]] gpuloan_region* hand_out(const std::shared_ptr<loan::RegionHandle>& region);
 [[nodiscard]] gpuloan_request* hand_out(const std::shared_ptr<loan::Request>& request);
 
 [[nodiscard]] Result<std::span<const std::byte>> metadata_of(const void* data, std::size_t bytes);

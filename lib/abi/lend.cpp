@@ -87,7 +87,7 @@ gpuloan_status gpuloan_region_create(gpuloan_peer *peer, const gpuloan_region_op
     spec.memory = static_cast<gpuloan_memory>(given->memory);
     auto region = exporter_of(**to).create_region(*to, spec);
     if (!region) return forward(std::move(region.error()));
-    *out_region = hand_out(*region);
+    *out_region = handle_of(**region);
     return {};
   });
 }
@@ -198,7 +198,7 @@ gpuloan_status gpuloan_request_grant(gpuloan_request *request, const gpuloan_len
     loan::Request *from = request_of(request);
     auto granted = from->exporter->grant(*from, *wanted);
     if (!granted) return forward(std::move(granted.error()));
-    *out_region = hand_out(granted->region);
+    *out_region = handle_of(*granted->region);
     *out_loan = handle_of(*granted->loan);
     drop_request(from);
     return {};

@@ -26,8 +26,14 @@ bool version_matters(std::uint16_t type) noexcept {
 
 // Takes what the kernel delivered beside the data.
 void take_control(const Control& control, Received& out) {
-  for (std::size_t i = 0; i < control.fd_count; ++i) out.fds.push(UniqueFd::take(control.fds[i]));
   out.sender.pidfd = UniqueFd::take(control.pidfd);
+  try {
+    out.fds.reserve(control.fd_count);
+  } catch (const std::bad_alloc&) {
+    for (std::size_t i = 0; i < control.fd_count; ++i) UniqueFd::take(control.fds[i]).reset();
+    throw;
+  }
+  for (std::size_t i = 0; i < control.fd_count; ++i) out.fds.push(UniqueFd::take(control.fds[i]));
   if (!control.credentials) return;
   out.sender.known = true;
   out.sender.pid = control.credentials->pid;

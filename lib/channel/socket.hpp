@@ -20,6 +20,7 @@ class FdList {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return fds_.size(); }
   [[nodiscard]] UniqueFd take(std::size_t index) noexcept { return std::move(fds_[index]); }
+  void reserve(std::size_t count) { fds_.reserve(count); }
   void push(UniqueFd fd) { fds_.push_back(std::move(fd)); }
 
  private:

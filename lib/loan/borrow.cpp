@@ -33,7 +33,8 @@ void Importer::release_wait(ImportLoan& loan) {
   --gpu_waits_;
 }
 
-// The loan's GPU work is complete (or there was none): drop the hold, then say so.
+// The loan's GPU work is complete (or there was none): drop the hold, then say so. As complete(), it can be done again when there was
+// no memory for it.
 void Importer::end(ImportLoan& loan, Trash& trash) {
   if (loan.unmapping) return;
   ImporterPeer& peer = loan.importer_peer();
@@ -42,26 +43,28 @@ void Importer::end(ImportLoan& loan, Trash& trash) {
   if (peer.to_exporter) peer.to_exporter->forget(loan.id); // by now nothing of it is in flight
   if (loan.buffer) {
     const bool in_use = peer.from_exporter && peer.from_exporter->in_flight(loan.id);
-    if (in_use) peer.limbo.emplace_back(loan.id, std::move(loan.buffer));
-    else trash.push_back(std::move(loan.buffer));
+    if (in_use) peer.limbo.emplace_back(loan.id, loan.buffer);
+    else trash.push_back(loan.buffer);
     loan.buffer.reset();
   }
   loan.pointer = 0;
   loan.host = nullptr;
   loan.work = {};
-  const auto import = std::exchange(loan.import, nullptr);
+  const auto import = loan.import;
   if (import && import->single_use()) { // unmapped first: its owner may free it once the ACK is there
-    peer.imports.erase(import->id);
-    loan.unmapping = true;
-    loan.state = ImportState::Letting;
     foreign_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan = std::static_pointer_cast<ImportLoan>(loan.shared_from_this()), import] {
       self->unmap(loan->importer_peer(), *import);
       const Lock lock(self->mutex_);
       self->acknowledge(*loan);
     });
+    peer.imports.erase(import->id);
+    loan.import.reset();
+    loan.unmapping = true;
+    loan.state = ImportState::Letting;
     return;
   }
   if (import) {
+    loan.import.reset();
     --import->holds;
     if (import->holds == 0 && (import->recalled || peer.lost)) drop_import(peer, import);
   }
@@ -71,7 +74,6 @@ void Importer::end(ImportLoan& loan, Trash& trash) {
 void Importer::acknowledge(ImportLoan& loan) {
   const auto self = std::static_pointer_cast<ImportLoan>(loan.shared_from_this());
   ImporterPeer& peer = loan.importer_peer();
-  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
   loan.mark(GPULOAN_STEP_UNIMPORT);
   loan.mark(GPULOAN_STEP_ACK);
   if (loan.id != 0) {
@@ -89,12 +91,13 @@ void Importer::acknowledge(ImportLoan& loan) {
     record.ack.copied_bytes = loan.copied_bytes;
     send_text(peer, record, loan.outcome_text);
   }
+  if (loan.outcome != GPULOAN_OK) ++loans_failed_;
   loan.state = ImportState::Ended;
   loan.ended = true;
   loan.spare.reset();
   peer.loans.erase(loan.id);
   peer.requests.erase(loan.request);
-  if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
+  if (!loan.canary_loan) push_ended(self);
   changed_.notify_all();
 }
 
@@ -109,17 +112,17 @@ void Importer::complete(ImportLoan& loan, Trash& trash) {
     end(loan, trash);
     return;
   }
-  loan.state = next.next; // Idle: the loan stays open
   // Under the event gate the word says it too: an exporter that looks only after our death can no longer open our event.
   if (loan.gate == GPULOAN_GATE_EVENT) loan.peer->words.store(loan.slot, gate::Word::Done, loan.word());
   const gate::Words& words = loan.peer->words;
   const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Done) == loan.word();
   if (!stored || !words.watched(loan.slot, gate::Word::Done)) send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
-  if (next_ready(loan)) {
-    begin_turn(loan, loan.next_turn);
-  } else if (loan.finish) {
+  if (loan.cancelled || (loan.finish && !next_ready(loan))) {
     end(loan, trash);
+    return;
   }
+  loan.state = next.next; // Idle: the loan stays open
+  if (next_ready(loan)) begin_turn(loan, loan.next_turn);
   changed_.notify_all();
 }
 

@@ -220,9 +220,22 @@ void Context::push_event(Event event) {
       std::count_if(events_.begin(), events_.end(), [](const Event& other) { return other.type == GPULOAN_EVENT_PEER_REFUSED; }) >= static_cast<std::ptrdiff_t>(kRefusalsMax)) {
     return;
   }
-  events_.push_back(std::move(event));
+  try {
+    events_.push_back(std::move(event));
+  } catch (const std::bad_alloc&) { // nobody may wait for what is not told: the end of the connection is, as soon as there is memory
+    if (!event.peer || event.peer->lost) throw;
+    lose(event.peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  }
   signal_events();
   changed_.notify_all();
+}
+
+void Context::push_ended(const std::shared_ptr<Loan>& loan) noexcept {
+  try {
+    push_event({GPULOAN_EVENT_LOAN_ENDED, loan->outcome, loan->peer, loan, nullptr, loan->outcome_text});
+  } catch (const std::bad_alloc&) {
+    lose(loan->peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  }
 }
 
 void Context::forget_events(const Loan& loan) noexcept {
@@ -411,7 +424,7 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
 
 // ---- Sending ------------------------------------------------------------------------------------------------------
 
-bool Context::send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) {
+bool Context::send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) try {
   if (peer.lost) return false;
   if (peer.outbox.empty()) {
     std::vector<int> raw;
@@ -440,6 +453,9 @@ bool Context::send(Peer& peer, const channel::Record& record, std::span<const st
     });
   }
   return true;
+} catch (const std::bad_alloc&) { // a record that is not sent may be waited for
+  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  return false;
 }
 
 void Context::send_text(Peer& peer, channel::Record record, std::string_view text) {

@@ -252,6 +252,7 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> listen(const char* path);
   [[nodiscard]] Result<void> attach(int fd, std::string_view account); // takes fd on success
 
+  // Held for the caller.
   [[nodiscard]] Result<std::shared_ptr<RegionHandle>> create_region(const std::shared_ptr<ExporterPeer>& peer, const memory::RegionSpec& spec);
   [[nodiscard]] Result<void> destroy_region(RegionHandle& region);
   [[nodiscard]] Result<void> used_on(RegionHandle& region, cuda::Stream stream);

@@ -6,9 +6,11 @@
 #include <loan/exporter.hpp>
 
 #include <base/log.hpp>
+#include <base/reaper.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace gpuloan::loan {
 namespace {
@@ -127,10 +129,17 @@ void Exporter::settle_gone(ExporterPeer& peer) {
 void Exporter::release(ExportLoan& loan) {
   ledger_.leave(loan.pointer, loan.bytes, loan.access);
   if (!loan.release_call && !loan.pieces) return;
-  releases_.run([call = std::exchange(loan.release_call, nullptr), pieces = std::exchange(loan.pieces, nullptr)]() mutable {
-    pieces.reset();
-    call.reset();
-  });
+  auto call = std::exchange(loan.release_call, nullptr);
+  auto pieces = std::exchange(loan.pieces, nullptr);
+  try {
+    releases_.run([call, pieces]() mutable {
+      pieces.reset();
+      call.reset();
+    });
+  } catch (const std::bad_alloc&) { // never here: the lock is held
+    dispose(std::const_pointer_cast<std::vector<driver::VmmHandle>>(std::move(pieces)));
+    dispose(std::move(call));
+  }
 }
 
 } // namespace gpuloan::loan

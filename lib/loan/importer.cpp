@@ -410,7 +410,6 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
     // A result is written, by the caller and not by the library's own proof of a rung.
     if (wire.access != GPULOAN_ACCESS_WRITE || (wire.flags & channel::ExportCanary) != 0) return fail(GPULOAN_ERR_PROTOCOL, "EXPORT answers a request with what no result can be written into");
     loan = it->second;
-    peer->requests.erase(it);
   } else {
     loan = std::make_shared<ImportLoan>(peer);
     ++loans_total_;
@@ -442,13 +441,14 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
   loan->step_ns[GPULOAN_STEP_EXPORT] = wire.export_ns;
   loan->step_ns[GPULOAN_STEP_READY] = wire.ready_ns;
   loan->metadata.assign(received.tail.begin(), received.tail.end());
+  peer->loans.emplace(loan->id, loan); // from here on it is cancelled with the peer, should there be no memory for the rest
+  peer->requests.erase(wire.request);
   loan->import = import;
   loan->offset = wire.offset;
   loan->turn = 1;
   loan->ready_posted = (wire.flags & channel::ExportReady) != 0;
   loan->state = step(ImportState::Requested, ImportEvent::Export).next;
   if (import != nullptr) ++import->holds;
-  peer->loans.emplace(loan->id, loan);
 
   Trash trash;
   if (loan->carrier == Carrier::Ring) {

@@ -13,18 +13,24 @@ Result<std::shared_ptr<RegionHandle>> Exporter::create_region(const std::shared_
     if (!peer->arena) return fail(GPULOAN_ERR_STATE, "the handshake with this peer is not complete");
     region->arena = peer->arena;
   }
-  auto made = region->arena->create(spec);
-  if (!made) return forward(std::move(made.error()));
   region->exporter = std::static_pointer_cast<Exporter>(shared_from_this());
   region->peer = peer;
+  auto made = region->arena->create(spec);
+  if (!made) return forward(std::move(made.error()));
   region->region = *made;
-  const Lock lock(mutex_);
-  if (closed_) {
-    region->arena->destroy(std::exchange(region->region, nullptr));
-    return fail(GPULOAN_ERR_STATE, "the context is closed");
+  try {
+    const Lock lock(mutex_);
+    if (closed_) {
+      region->arena->destroy(std::exchange(region->region, nullptr));
+      return fail(GPULOAN_ERR_STATE, "the context is closed");
+    }
+    std::erase_if(regions_, [](const auto& weak) { return weak.expired(); });
+    regions_.push_back(region);
+    hold(region->handle, region);
+  } catch (const std::bad_alloc&) {
+    region->arena->destroy(region->region);
+    throw;
   }
-  std::erase_if(regions_, [](const auto& weak) { return weak.expired(); });
-  regions_.push_back(region);
   return region;
 }
 

@@ -4,6 +4,8 @@
 // lends it for write, or denies it.
 #include <loan/exporter.hpp>
 
+#include <new>
+
 namespace gpuloan::loan {
 
 Result<void> Exporter::on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received) {
@@ -41,9 +43,15 @@ Result<Exporter::Grant> Exporter::grant(Request& request, LendOptions options) {
   if (!region) return forward(std::move(region.error()));
   const memory::Region& made = *(*region)->region;
   const std::uint64_t base = made.pointer() != 0 ? made.pointer() : reinterpret_cast<std::uint64_t>(made.host());
-  auto loan = grant_with(request, base, std::move(options));
+  Result<std::shared_ptr<ExportLoan>> loan = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+  try {
+    loan = grant_with(request, base, std::move(options));
+  } catch (const std::bad_alloc&) {
+  }
   if (!loan) {
     static_cast<void>(destroy_region(**region));
+    const Lock lock(mutex_);
+    static_cast<void>(drop((*region)->handle)); // not the last: *region is
     return forward(std::move(loan.error()));
   }
   return Grant{std::move(*region), std::move(*loan)};

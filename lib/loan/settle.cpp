@@ -7,6 +7,8 @@
 
 #include <base/log.hpp>
 
+#include <algorithm>
+
 namespace gpuloan::loan {
 
 bool Exporter::copies_pending(ExportLoan& loan) {
@@ -136,13 +138,26 @@ void Exporter::fail_loan(ExportLoan& loan, gpuloan_status status, std::string te
   changed_.notify_all();
 }
 
-// The one place where a loan ends at the exporter.
+namespace {
+
+template <typename Kept>
+void make_room(std::vector<Kept>& list) {
+  if (list.size() == list.capacity()) list.reserve(std::max<std::size_t>(8, list.size() * 2));
+}
+
+} // namespace
+
+// The one place where a loan ends at the exporter. It is done whole or, where there is no memory, not at all; the next tick tries again.
 void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   const ExportStep next = step(loan.state, event);
   if (next.verdict != Verdict::Go) return;
   const auto self = std::static_pointer_cast<ExportLoan>(loan.shared_from_this());
   ExporterPeer& peer = loan.exporter_peer();
   const bool clean = event == ExportEvent::Ack || event == ExportEvent::Fail; // Fail: lend() itself gave up
+  make_room(finished_staging_);
+  make_room(peer.late_slots);
+  make_room(peer.retired);
+  make_room(peer.quarantined);
   loan.state = next.next;
   loan.mark(GPULOAN_STEP_RELEASE);
   loan.ended = true;
@@ -168,7 +183,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.unpinned_landing.reset();
   loan.ready_written = {};
   peer.loans.erase(loan.id);
-  if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_ENDED, loan.outcome, loan.peer, self, nullptr, loan.outcome_text});
+  if (!loan.canary_loan) push_ended(self);
   report_lost(peer);
   changed_.notify_all();
 }

@@ -115,8 +115,13 @@ Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Strea
     loan->behind_watched = false;
     loan->behind_ns = now_ns();
     if (!options_.loop_thread) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
-    if (loan->state != ImportState::Finishing || !loan->keep_open) watch_work(loan);
-    request_tick();
+    request_tick(); // it watches the work too, should there be no memory for that now
+    if (loan->state != ImportState::Finishing || !loan->keep_open) {
+      try {
+        watch_work(loan);
+      } catch (const std::bad_alloc&) {
+      }
+    }
   }
   const Result<void> outcome = loan->outcome_result();
   lock.unlock();
@@ -186,9 +191,9 @@ void Importer::look_at_work(ImportLoan& loan, Trash& trash) {
   if (!loan.behind) return;
   auto over = loan.behind->query();
   if (over && !*over) return;
-  if (over && !loan.behind_watched) loan.spare = std::move(loan.behind);
-  loan.behind.reset();
   on_complete(loan, over ? Result<void>() : Result<void>(forward(std::move(over.error()))), trash);
+  if (over && !loan.behind_watched && !loan.ended) loan.spare = std::move(loan.behind);
+  loan.behind.reset(); // last: until then it is looked at again, should there have been no memory
 }
 
 void Importer::watch_work(const std::shared_ptr<ImportLoan>& loan) {
@@ -196,8 +201,8 @@ void Importer::watch_work(const std::shared_ptr<ImportLoan>& loan) {
     Trash trash;
     const Lock lock(self->mutex_);
     if (loan->behind != event) return; // a caller who spins saw it first
-    loan->behind.reset();
     self->on_complete(*loan, std::move(result), trash);
+    loan->behind.reset();
     if (loan->state == ImportState::Offered) self->request_tick(); // the next turn began: LOAN_READY is the tick's to report
   });
   loan->behind_watched = true;
