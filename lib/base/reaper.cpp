@@ -58,19 +58,21 @@ void add_thread(Queue& work) noexcept {
 } // namespace
 
 void dispose(std::shared_ptr<void> object) noexcept {
-  if (!object) return;
-  try {
-    Queue& work = queue();
-    const std::lock_guard lock(work.mutex);
-    work.objects.push_back(std::move(object));
-    ++work.pending;
-    work.filled.notify_one();
-  } catch (...) {
-    // No memory: destroying it here could block, and throwing it away is no option.
-    abandon(std::move(object));
-    return;
+  constexpr int kTries = 3; // others may free memory meanwhile
+  for (int tries = 0; object && tries < kTries; ++tries) {
+    try {
+      Queue& work = queue();
+      const std::lock_guard lock(work.mutex);
+      work.objects.push_back(object);
+      ++work.pending;
+      object.reset();
+      work.filled.notify_one();
+    } catch (const std::bad_alloc&) {
+      std::this_thread::yield();
+    }
   }
-  add_thread(queue());
+  if (object) abandon(std::move(object)); // destroying it here could block
+  else add_thread(queue());
 }
 
 bool wait_disposed(std::uint32_t timeout_ms) noexcept try {

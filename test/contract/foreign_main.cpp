@@ -39,6 +39,7 @@ constexpr Case kCases[] = {
     {"loans of many pieces at once", many_pieces, true, under_mps_skip},
     {"many pieces, cancelled", pieces_cancelled, true, under_mps_skip},
     {"many pieces, worker killed", pieces_killed, true, under_mps_skip},
+    {"closing a block is stuck", closing_stuck, true, under_mps_skip},
     {"release: loans that end", release_ends, true, under_mps_skip},
     {"release: a granted request", release_grants, true, under_mps_skip},
     {"release: lends again", release_lends_again, true, under_mps_skip},

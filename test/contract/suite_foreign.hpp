@@ -24,6 +24,7 @@ void address_used_again(const Bench& bench);
 void many_pieces(const Bench& bench);
 void pieces_cancelled(const Bench& bench);
 void pieces_killed(const Bench& bench);
+void closing_stuck(const Bench& bench);
 
 // suite_foreign_release.cpp: the release function is called once, and when
 void release_ends(const Bench& bench);

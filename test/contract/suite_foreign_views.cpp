@@ -223,4 +223,52 @@ void pieces_killed(const Bench& bench) {
   expect(becomes([&] { return bench.gpu.used_bytes() <= used_before + noise; }, 5000), "the chunks' memory did not come back");
 }
 
+// B4: closing a block's handle stands behind all work of the worker's context (S10), here behind a stream that goes on much later.
+// Its loop answers, other loans go on, and the block's own loan ends when that stream does.
+void closing_stuck(const Bench& bench) {
+  constexpr unsigned kStuck = 10; // a stream of the worker's
+  Exporter exporter(bench);
+  Worker worker(bench);
+  gpuloan_peer* peer = exporter.attach(worker);
+  warm_up(bench, peer, worker);
+  const Region slow_region(peer, kMiB, GPULOAN_ACCESS_WRITE);
+  const Lent slow = lend(bench, peer, slow_region, {.access = GPULOAN_ACCESS_WRITE});
+  Borrowed slow_loan = worker.offered(slow);
+  slow_loan.acquire();
+  Foreign block(bench, Made::Alloc, {.bytes = kMiB});
+  const LendArgs zero_copy = {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY};
+  for (const bool stuck : {false, true}) { // the first: so that its canary is done
+    block.fill(1);
+    const Lent lent = lend(bench, peer, block.pointer(), block.bytes(), zero_copy);
+    Borrowed loan = worker.offered(lent);
+    loan.acquire();
+    loan.check(1);
+    if (stuck) {
+      worker.hold(kStuck);
+      slow_loan.fill(9, kStuck);
+    }
+    loan.done();
+    if (stuck) {
+      for (std::uint64_t seed = 2; seed < 5; ++seed) {
+        const Region region(peer, kMiB, GPULOAN_ACCESS_WRITE);
+        const Lent other = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
+        Borrowed writer = worker.offered(other);
+        writer.acquire();
+        writer.fill(seed);
+        writer.done();
+        other.ended();
+        expect_pattern(bench, region.pointer(), kMiB, seed);
+      }
+      expect_equal(lent.report().ended, 0, "the block was let go behind a stream that is stuck");
+      expect_equal(worker.stats().loans_out, 2U, "loans out at the worker");
+      worker.release(kStuck);
+    }
+    lent.ended();
+  }
+  slow_loan.done(kStuck);
+  slow.ended();
+  block.free();
+  worker.close();
+}
+
 } // namespace loan_test

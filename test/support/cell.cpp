@@ -27,7 +27,7 @@ bool take_cell_option(std::string_view word, const char* value, Cell& cell) {
   if (word == "--driver") cell.driver = value;
   else if (word == "--rung") cell.rung = parse(value, kRungs);
   else if (word == "--gate") cell.gate = parse(value, kGates);
-  else if (word == "--engine") cell.engine = parse(value, kEngines);
+  else if (word == "--engine") cell.engine = std::string_view(value) == "auto" ? GPULOAN_ENGINE_AUTO : parse(value, kEngines);
   else return false;
   return true;
 }
