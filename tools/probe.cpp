@@ -75,6 +75,17 @@ const char* compute_mode_name(std::int32_t mode) {
                      : "default";
 }
 
+// What to do where io_uring is denied, by the error of the step that failed.
+const char* io_uring_remedy(std::string_view reason) {
+  const auto says = [reason](const char* error) { return reason.find(error) != std::string_view::npos; };
+  if (says("(EPERM)") || says("(EACCES)"))
+    return "; epoll does the work. To have it: sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, "
+           "io_uring_enter and io_uring_register (containers: --security-opt seccomp=PROFILE)";
+  if (says("(ENOSYS)") || says("(EINVAL)")) return "; epoll does the work. To have it: Linux 6.0 or newer, built with CONFIG_IO_URING";
+  if (says("(ENOMEM)")) return "; epoll does the work. To have it: raise RLIMIT_MEMLOCK (ulimit -l)";
+  return "; epoll does the work";
+}
+
 // What an exporter's loop would run on. No device is needed to ask.
 Fact find_io_uring() {
   auto options = init<gpuloan_context_options>();
@@ -84,7 +95,8 @@ Fact find_io_uring() {
     const gpuloan_stats stats = Context::create(options).stats();
     const std::string_view reason = stats.engine_reason;
     const std::size_t text = reason.starts_with("io_uring: ") ? std::strlen("io_uring: ") : 0;
-    return {"io_uring", stats.engine == GPULOAN_ENGINE_IO_URING, std::string(reason.substr(text))};
+    const bool good = stats.engine == GPULOAN_ENGINE_IO_URING;
+    return {"io_uring", good, std::string(reason.substr(text)) + (good ? "" : io_uring_remedy(reason))};
   } catch (const StatusError& error) {
     return {"io_uring", false, error.what()};
   }
@@ -95,7 +107,8 @@ Fact find_pidfd() {
   if (fd < 0)
     return {
         "pidfd", false,
-        std::string(std::strerror(errno)) + "; a peer's death cannot be proven, memory of lost peers stays out longer"};
+        std::string(std::strerror(errno)) + "; a peer's death cannot be proven, memory of lost peers stays out longer: Linux 5.3 or newer, "
+                                            "and a seccomp profile that allows pidfd_open, have it"};
   ::close(fd);
   return {"pidfd", true, "the death of a peer can be proven"};
 }

@@ -66,6 +66,16 @@ class ApartTest(CliTest):
                     self.assertEqual("zero-copy verified" in line, works, line)
                     self.assertEqual("the peer is in another PID namespace" in line, not works, line)
 
+    @unittest.skipUnless("GPULOAN_TEST_FORBIDDEN" in os.environ, "built without libseccomp")
+    def test_probe_names_the_remedy(self):  # F3
+        for what, remedy in (("io_uring_setup:EPERM", "kernel.io_uring_disabled=0"), ("io_uring_enter:ENOSYS", "Linux 6.0 or newer")):
+            result = self.finish(self.start_under([os.environ["GPULOAN_TEST_FORBIDDEN"], what], "probe"))
+            if result.code == 77:
+                self.skipTest(result.out)
+            line, = [line for line in self.expect_ok(result).out.splitlines() if line.split()[:1] == ["io_uring"]]
+            self.assertRegex(line, r"^ *io_uring +NO ")
+            self.assertIn(remedy, line)
+
     def stop(self, *processes):
         for process in processes:
             os.kill(process.pid, signal.SIGSTOP)

@@ -6,7 +6,6 @@
 // WHAT is CALL:ERROR for a seccomp filter (io_uring_setup:EPERM), or "memlock": no locked memory, as an ordinary user. Exit status 77
 // where that cannot be arranged.
 #include "../support/check.hpp"
-#include "../support/host.hpp"
 
 #include <cerrno>
 #include <cstdio>
@@ -39,7 +38,7 @@ void lock_nothing(const char* program) {
 std::string reason_for_epoll() {
   auto options = init<gpuloan_context_options>();
   options.role = GPULOAN_ROLE_EXPORTER;
-  options.driver = "sim";
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
   gpuloan_context* context = nullptr;
   expect_ok(gpuloan_context_create(&options, &context), "gpuloan_context_create");
   auto stats = init<gpuloan_stats>();
@@ -57,8 +56,6 @@ int run(char** words) {
   else if (error == "EPERM" || error == "ENOSYS") filter(what.substr(0, colon), error == "EPERM" ? EPERM : ENOSYS);
   else fail("'" + what + "' is neither memlock nor CALL:EPERM nor CALL:ENOSYS");
   {
-    const TempFolder folder("gpuloan-forbidden");
-    use_private_sim(folder);
     const std::string reason = reason_for_epoll();
     std::printf("# engine: %s\n", reason.empty() ? "io_uring" : reason.c_str());
     if (reason.empty() && what == "memlock") throw Skip{"this kernel charges io_uring to no limit of locked memory"}; // Linux 5.12 and newer
