@@ -115,8 +115,11 @@ void print_text(const DemoOptions& options, const Session& session, DemoRun& run
   std::printf("demo    %u worker%s, %s\n", options.workers, options.workers == 1 ? "" : "s",
               subject(options, run).c_str());
   print_session(stdout, session);
-  if (options.workers == 1 || options.verbose) {
-    for (const DemoWorker& worker : run.workers()) print_worker(worker, first_export(worker.reports));
+  const auto lent = [](const DemoWorker& worker) { return !worker.reports.empty(); };
+  if ((options.workers == 1 || options.verbose) && std::any_of(run.workers().begin(), run.workers().end(), lent)) {
+    for (const DemoWorker& worker : run.workers()) {
+      if (lent(worker)) print_worker(worker, first_export(worker.reports)); // of the others the error says all
+    }
     std::printf("\nTimes are microseconds of CLOCK_MONOTONIC since the first EXPORT of that worker.\n");
   }
   if (options.workers > 1) print_summary(run.workers());
