@@ -174,12 +174,4 @@ int run(int count, char** words) {
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    return loan_test::run(count, words);
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "device_test: %s\n", failure.text.c_str());
-    return 2;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

@@ -48,7 +48,8 @@ std::string reason_for_epoll() {
   return stats.engine_reason;
 }
 
-int run(char** words) {
+int run(int count, char** words) {
+  expect(count > 2, "WHAT and PROGRAM are missing");
   const std::string what = words[1];
   const std::size_t colon = what.find(':');
   const std::string error = colon == std::string::npos ? "" : what.substr(colon + 1);
@@ -70,15 +71,4 @@ int run(char** words) {
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  try {
-    loan_test::expect(count > 2, "WHAT and PROGRAM are missing");
-    return loan_test::run(words);
-  } catch (const loan_test::Skip& skip) {
-    std::printf("1..0 # SKIP %s\n", skip.reason.c_str());
-    return 77;
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "forbidden_test: %s\n", failure.text.c_str());
-    return 1;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

@@ -207,11 +207,4 @@ int run(int count, char** words) {
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  try {
-    return loan_test::run(count, words);
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "profile_test: %s\n", failure.text.c_str());
-    return 1;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

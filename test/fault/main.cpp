@@ -310,12 +310,4 @@ int run(int count, char** words) {
 } // namespace
 } // namespace fault
 
-int main(int count, char** words) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    return fault::run(count, words);
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "fault_test: %s\n", failure.text.c_str());
-    return 2;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(fault::run, count, words); }

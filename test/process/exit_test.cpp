@@ -88,17 +88,9 @@ int run_all() {
   return failed == 0 ? 0 : 1;
 }
 
+int run(int count, char** words) { return count > 2 ? end_with(words[1], words[2]) : run_all(); }
+
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    return count > 2 ? loan_test::end_with(words[1], words[2]) : loan_test::run_all();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "exit_test: %s\n", error.what());
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "exit_test: %s\n", failure.text.c_str());
-  }
-  return 1;
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

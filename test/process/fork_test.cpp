@@ -231,7 +231,8 @@ constexpr Case kCases[] = {
     {"an exec'ed child inherits nothing", exec_inherits_nothing},
 };
 
-int run() {
+int run(int count, char** words) {
+  if (count > 1 && std::string_view(words[1]) == "--list") return list_fds();
   const TempFolder folder("gpuloan-fork");
   use_private_sim(folder);
   fds_without_any_context = exec_and_list();
@@ -247,13 +248,4 @@ int run() {
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (count > 1 && std::string_view(words[1]) == "--list") return loan_test::list_fds();
-  try {
-    return loan_test::run();
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "fork_test: %s\n", failure.text.c_str());
-    return 2;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

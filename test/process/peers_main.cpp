@@ -12,7 +12,8 @@ namespace loan_test {
 
 namespace {
 
-int run(std::string_view part, std::string_view only) {
+int run(int count, char** words) {
+  const std::string_view part = count > 1 ? words[1] : "handshake", only = count > 3 ? words[3] : "";
   const TempFolder folder("gpuloan-peers");
   use_private_sim(folder);
   Gpu gpu("sim");
@@ -39,12 +40,4 @@ int run(std::string_view part, std::string_view only) {
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    return loan_test::run(count > 1 ? words[1] : "handshake", count > 3 ? words[3] : "");
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "peers_test: %s\n", failure.text.c_str());
-    return 2;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

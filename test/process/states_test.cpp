@@ -216,7 +216,7 @@ int compare(Sides& sides, std::span<const Row> rows, bool at_importer) {
   return wrong;
 }
 
-int run() {
+int run(int, char**) {
   const TempFolder folder("gpuloan-states");
   use_private_sim(folder);
   Gpu gpu("sim");
@@ -231,12 +231,4 @@ int run() {
 } // namespace
 } // namespace loan_test
 
-int main() {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    return loan_test::run();
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "states_test: %s\n", failure.text.c_str());
-    return 1;
-  }
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

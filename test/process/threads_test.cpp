@@ -152,16 +152,9 @@ int run_exporter() {
   return 0;
 }
 
+int run(int count, char** words) { return count > 2 ? run_importer(std::atoi(words[2])) : run_exporter(); }
+
 } // namespace
 } // namespace loan_test
 
-int main(int count, char** words) {
-  try {
-    return count > 2 ? loan_test::run_importer(std::atoi(words[2])) : loan_test::run_exporter();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "threads_test: %s\n", error.what());
-  } catch (const loan_test::Failure& failure) {
-    std::fprintf(stderr, "threads_test: %s\n", failure.text.c_str());
-  }
-  return 1;
-}
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }

@@ -1,9 +1,29 @@
 // SPDX-License-Identifier: MIT
 #include "check.hpp"
 
+#include <cerrno> // program_invocation_short_name
+#include <cstdio>
 #include <ctime>
+#include <exception>
 
 namespace loan_test {
+
+int run_program(int (*run)(int count, char** words), int count, char** words) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::string wrong;
+  try {
+    return run(count, words);
+  } catch (const Skip& skip) {
+    std::printf("1..0 # SKIP %s\n", skip.reason.c_str());
+    return 77;
+  } catch (const Failure& failure) {
+    wrong = failure.text;
+  } catch (const std::exception& error) {
+    wrong = error.what();
+  }
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, wrong.c_str());
+  return 2;
+}
 
 void fail(std::string_view what, Where where) {
   std::string_view file = where.file_name();

@@ -39,6 +39,9 @@ void expect_equal(const Got& got, const Wanted& wanted, std::string_view what, W
   fail(std::string(what) + ": got " + std::to_string(got) + ", wanted " + std::to_string(wanted), where);
 }
 
+// main() of a test program. What `run` throws is said: exit status 2, or 77 for a Skip.
+[[nodiscard]] int run_program(int (*run)(int count, char** words), int count, char** words);
+
 [[nodiscard]] std::uint64_t now_ms();
 void nap(); // a millisecond, between two looks
 
