@@ -228,6 +228,14 @@ std::shared_ptr<Chunk> AddressSpace::mapped_chunk(DevicePtr address) const {
   return range && range->kind == RangeKind::Mapped ? range->chunk : nullptr;
 }
 
+std::shared_ptr<Chunk> AddressSpace::chunk_behind(DevicePtr address, std::size_t bytes, std::size_t& out_offset) const {
+  const std::lock_guard lock(mutex_);
+  const auto range = lookup(address);
+  if (!range || !range->chunk || bytes == 0 || bytes > range->end() - address) return nullptr;
+  out_offset = static_cast<std::size_t>(range->data - range->chunk->data()) + (address - range->start);
+  return range->chunk;
+}
+
 bool AddressSpace::covers(DevicePtr address, std::size_t bytes, int access, int physical) const {
   const std::lock_guard lock(mutex_);
   while (bytes > 0) {

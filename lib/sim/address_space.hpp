@@ -68,6 +68,7 @@ class Pin {
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] const Chunk* chunk() const noexcept { return range_ ? range_->chunk.get() : nullptr; } // none for host memory
 
  private:
   friend class AddressSpace;
@@ -112,6 +113,8 @@ class AddressSpace {
 
   // A copy of what is known about the range around an address, without its chunk; false when there is none.
   [[nodiscard]] bool find(DevicePtr address, Range& out) const;
+  // The chunk of the one range that all of [address, address + bytes) lies in, and where in it; null for other memory.
+  [[nodiscard]] std::shared_ptr<Chunk> chunk_behind(DevicePtr address, std::size_t bytes, std::size_t& out_offset) const;
   // The chunk that is mapped (VMM) at an address; null for other memory.
   [[nodiscard]] std::shared_ptr<Chunk> mapped_chunk(DevicePtr address) const;
   // Whether ranges without a gap lie behind all of [address, address + bytes), all with this access.

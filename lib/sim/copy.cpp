@@ -11,6 +11,7 @@
 #include <sim/host_memory.hpp>
 #include <sim/raw_copy.hpp>
 #include <sim/stream.hpp>
+#include <sim/witness.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -63,7 +64,11 @@ class Copy final : public Operation {
         return result;
       if (const CuResult result = open_side(to_, done, AccessReadWrite, context.physical, write, target, size))
         return result;
+      witness(read, size, Touch::Read);
+      witness(write, size, Touch::Write);
       raw_copy(target, source, size);
+      witness(read, size, Touch::Read);
+      witness(write, size, Touch::Write);
       done += size;
     }
     return Success;
@@ -91,7 +96,9 @@ class Fill final : public Operation {
       }
       const std::size_t size = write.size() / width_ * width_;
       if (size == 0) return IllegalAddress; // a word across the end of registered memory
+      witness(write, size, Touch::Write);
       raw_fill(write.data(), pattern_, size);
+      witness(write, size, Touch::Write);
       done += size;
     }
     return Success;

@@ -39,6 +39,27 @@ int64_t gpuloan_sim_live(const char *what);
 /* How often a function was called in this process, by its base name ("cuMemMap"); -1 for an unknown name. */
 int64_t gpuloan_sim_calls(const char *function);
 
+/* The witness: tests say who may touch which device memory, and each copy and fill that breaks it is reported when it runs.
+ * A process id of 0 is nobody, UINT32_MAX anybody; who may write may read. Claims hold for all processes of the machine.
+ *
+ * claim: of [pointer, pointer + bytes), which is device memory of one chunk as this process has it mapped, or a change of the
+ * rights of this process's claim of exactly that. 1 (invalid value) where it is none, or overlaps another claim; 2 (out of
+ * memory) beyond 4096 claims. `note` comes back in the reports.
+ * unclaim: the end of such a claim; 1 where there is none. unclaim_all: of all claims that a process made, living or dead. */
+int gpuloan_sim_claim(uint64_t pointer, uint64_t bytes, uint32_t writer, uint32_t second_writer, uint32_t reader, uint64_t note);
+int gpuloan_sim_unclaim(uint64_t pointer, uint64_t bytes);
+void gpuloan_sim_unclaim_all(uint32_t process);
+/* How many touches broke a claim on this machine; -1 before cuInit. The sentence of one of the first 64 of them; 0 where there
+ * is none, and then nothing is written. */
+int64_t gpuloan_sim_witness_reports(void);
+int gpuloan_sim_witness_report(uint64_t index, char *out_text, uint64_t room);
+
+/* GPU work that outlives its process (S13): forks a child that waits until this process is dead and then writes `value` to the
+ * device memory [pointer, pointer + bytes) of one chunk again and again for so long, as this process does in the witness's
+ * eyes. The child has what a fork inherits, and ends by itself, at the latest 10 s after the fork plus that time. Its process
+ * id; -1 where that is no such memory or nothing could be forked. */
+int gpuloan_sim_orphan_writer(uint64_t pointer, uint64_t bytes, uint32_t value, unsigned milliseconds);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,7 +14,7 @@
 namespace gpuloan::sim {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x316d69736e616f6cU; // "loansim1"; the digit counts versions of the layout
+constexpr std::uint64_t kMagic = 0x326d69736e616f6cU; // "loansim2"; the digit counts versions of the layout
 constexpr off_t kMutexByte = off_t{1} << 43;
 constexpr off_t kFirstHeldByte = off_t{1} << 40;
 

@@ -2,7 +2,8 @@
 //
 // The state file is the simulated machine: what all processes that use the same path share about its devices.
 //
-// Its two tables (allocations, interprocess events) are plain memory, mapped by everyone and changed only under Guard.
+// Its tables of allocations and interprocess events are plain memory, mapped by everyone and changed only under Guard
+// (that of claims is another matter: witness.hpp).
 // Who holds an entry is not in the tables, since a killed process could not take itself out again, but in locks: every
 // process opens the file once and keeps a shared lock on one byte per entry it holds (bytes far behind the file's end).
 // These are locks of the open file description, so the kernel drops them when its last duplicate is gone: at once when
@@ -28,6 +29,9 @@ namespace gpuloan::sim {
 
 inline constexpr std::uint32_t kMaxAllocations = 65536;
 inline constexpr std::uint32_t kMaxEvents = 4096;
+inline constexpr std::uint32_t kMaxClaims = 4096;
+inline constexpr std::uint32_t kMaxWitnessReports = 64; // whose text is kept
+inline constexpr std::size_t kWitnessText = 256;
 
 enum class EntryState : std::uint32_t {
   Free,
@@ -50,12 +54,29 @@ struct EventEntry {
   std::uint64_t completed; // atomic: the newest record whose work is done
 };
 
+// Of the witness (witness.hpp). All words are atomic.
+struct ClaimEntry {
+  std::uint64_t sequence; // odd: being changed
+  std::uint64_t bytes;    // 0: no claim
+  std::uint64_t dev;      // of the chunk's memfd
+  std::uint64_t ino;
+  std::uint64_t offset;
+  std::uint64_t writers; // two processes
+  std::uint64_t reader;  // a process
+  std::uint64_t owner;  // process that made it
+  std::uint64_t note;
+};
+
 struct StateLayout {
   std::uint64_t magic;
   std::uint64_t allocation_limit; // entries at and above were never used
   std::uint64_t event_limit;
   AllocationEntry allocations[kMaxAllocations];
   EventEntry events[kMaxEvents];
+  std::uint64_t claim_limit; // entries at and above were never used
+  ClaimEntry claims[kMaxClaims];
+  std::uint64_t witness_reports;
+  char witness_text[kMaxWitnessReports][kWitnessText];
 };
 
 class StateFile {

@@ -34,6 +34,12 @@ Driver load() {
   resolve(library, "gpuloan_sim_deinitialize", table.deinitialize);
   resolve(library, "gpuloan_sim_live", table.live);
   resolve(library, "gpuloan_sim_calls", table.calls);
+  resolve(library, "gpuloan_sim_claim", table.claim);
+  resolve(library, "gpuloan_sim_unclaim", table.unclaim);
+  resolve(library, "gpuloan_sim_unclaim_all", table.unclaim_all);
+  resolve(library, "gpuloan_sim_witness_reports", table.witness_reports);
+  resolve(library, "gpuloan_sim_witness_report", table.witness_report);
+  resolve(library, "gpuloan_sim_orphan_writer", table.orphan_writer);
   return table;
 }
 

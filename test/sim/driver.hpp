@@ -26,6 +26,12 @@ struct Driver {
   void (*deinitialize)() = nullptr;
   std::int64_t (*live)(const char* what) = nullptr;
   std::int64_t (*calls)(const char* function) = nullptr;
+  CuResult (*claim)(std::uint64_t pointer, std::uint64_t bytes, std::uint32_t writer, std::uint32_t second_writer, std::uint32_t reader, std::uint64_t note) = nullptr;
+  CuResult (*unclaim)(std::uint64_t pointer, std::uint64_t bytes) = nullptr;
+  void (*unclaim_all)(std::uint32_t process) = nullptr;
+  std::int64_t (*witness_reports)() = nullptr;
+  int (*witness_report)(std::uint64_t index, char* out_text, std::uint64_t room) = nullptr;
+  int (*orphan_writer)(std::uint64_t pointer, std::uint64_t bytes, std::uint32_t value, unsigned milliseconds) = nullptr;
 };
 
 // Loads the library into this process at the first call. Only ever called in the child processes of a test.
