@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // Detached threads that take objects from one queue. A thread is added whenever more objects wait than threads are idle, so
-// one that is stuck holds up nothing else; idle ones stay for the next object.
+// one that is stuck holds up nothing else; idle ones wait a moment for the next object, and end.
 #include <base/reaper.hpp>
 
 #include <base/thread.hpp>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -15,11 +16,13 @@
 namespace gpuloan {
 namespace {
 
+constexpr std::chrono::milliseconds kIdle{200};
+
 struct Queue {
   std::mutex mutex;
   std::condition_variable filled, emptied;
   std::deque<std::shared_ptr<void>> objects;
-  std::size_t idle = 0;    // threads that wait for an object
+  std::size_t idle = 0;    // threads that wait for an object, or are about to
   std::size_t pending = 0; // objects that are not destroyed yet
 };
 
@@ -32,9 +35,7 @@ Queue& queue() {
 void reap() {
   Queue& work = queue();
   std::unique_lock lock(work.mutex);
-  while (true) {
-    ++work.idle;
-    work.filled.wait(lock, [&] { return !work.objects.empty(); });
+  while (work.filled.wait_for(lock, kIdle, [&] { return !work.objects.empty(); })) {
     --work.idle;
     std::shared_ptr<void> object = std::move(work.objects.front());
     work.objects.pop_front();
@@ -43,14 +44,18 @@ void reap() {
     lock.lock();
     --work.pending;
     work.emptied.notify_all();
+    ++work.idle;
   }
+  --work.idle;
 }
 
 // Where there is none to be had the objects wait for the next try.
 void add_thread(Queue& work) noexcept {
   try {
     const std::lock_guard lock(work.mutex);
-    if (work.objects.size() > work.idle) start_thread("gpuloan-reap", reap).detach();
+    if (work.objects.size() <= work.idle) return;
+    start_thread("gpuloan-reap", reap).detach();
+    ++work.idle;
   } catch (...) {
   }
 }
