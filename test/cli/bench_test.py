@@ -7,8 +7,9 @@ from cli import CliTest, EXIT
 
 
 class BenchTest(CliTest):
-    def test_every_case(self):
-        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--size", "64KiB", "--size", "1000004"))
+    def test_every_case_of_a_device(self):
+        cases = ("--case", "turns", "--case", "loans", "--case", "offsets", "--case", "copies")
+        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--size", "64KiB", "--size", "1000004", *cases))
         rows = result.json["comparisons"]
         self.assertEqual([(row["case"], row["bytes"]) for row in rows],
                          [(case, size) for case in ("turns", "loans", "offsets", "copies") for size in (65536, 1000004)])
@@ -16,6 +17,18 @@ class BenchTest(CliTest):
             ratio = "rate_ratio" if row["case"] == "copies" else "time_ratio"
             for spread in (row["floor_us"], row["gpuloan_us"], row[ratio]):
                 self.assertEqual(len(spread), 3)
+                self.assertEqual(spread, sorted(spread))
+                self.assertGreater(spread[0], 0)
+
+    def test_the_control_plane(self):
+        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "acks", "--case", "roundtrip", "--case", "out"))
+        self.assertIsNone(result.json["driver"])
+        rows = result.json["comparisons"]
+        names = [row["case"] for row in rows]
+        ring = any("io_uring" in row["of"] for row in rows)
+        self.assertEqual([names.count(name) for name in ("acks", "roundtrip", "out")], [5, 3, 4] if ring else [2, 2, 4])
+        for row in rows:
+            for spread in (row["floor_us"], row["gpuloan_us"], row["rate_ratio" if row["case"] == "acks" else "time_ratio"]):
                 self.assertEqual(spread, sorted(spread))
                 self.assertGreater(spread[0], 0)
 

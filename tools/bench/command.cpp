@@ -3,6 +3,7 @@
 // gpuloan bench: the options, and what is printed. run.cpp measures.
 #include "../commands.hpp"
 #include "../output.hpp"
+#include "control.hpp"
 #include "run.hpp"
 
 #include <cstdio>
@@ -12,11 +13,15 @@ namespace gpuloan::tool {
 namespace bench {
 namespace {
 
-constexpr Choice kCases[] = {{"turns", 0}, {"loans", 0}, {"offsets", 0}, {"copies", 0}};
+constexpr Choice kCases[] = {{"turns", 0}, {"loans", 0}, {"offsets", 0}, {"copies", 0}, {"acks", 1}, {"roundtrip", 1}, {"out", 1}}; // 1: of the control plane
+
+bool wants_any(const BenchOptions& options, std::uint32_t control) {
+  return std::any_of(std::begin(kCases), std::end(kCases), [&](const Choice& choice) { return choice.value == control && options.wants(choice.name); });
+}
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets or copies; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "turns, loans, offsets, copies, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -36,17 +41,13 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-// Of a copy the ratio is of rates, of the others of times.
-bool is_rate(const Comparison& comparison) { return std::string_view(comparison.name) == "copies"; }
-
 Spread ratio_of(const Comparison& comparison) {
   Spread ratio = spread_of(comparison.ratios);
-  if (!is_rate(comparison)) return ratio;
+  if (!comparison.rate) return ratio;
   return {1 / ratio.high, 1 / ratio.middle, 1 / ratio.low};
 }
 
-void print(const Session& session, const std::vector<Comparison>& all) {
-  print_session(stdout, session);
+void print_device_cases(const Session& session, const std::vector<Comparison>& all) {
   if (session.driver.simulated != 0) {
     std::printf("\nThe driver is SIMULATED: these are times of the control plane on this machine's CPUs, not of a GPU.\n");
   }
@@ -62,6 +63,21 @@ void print(const Session& session, const std::vector<Comparison>& all) {
   std::printf("\nThe ratio is gpuloan's time over the floor's; for copies it is gpuloan's rate over the floor's.\n");
 }
 
+void print_control_cases(const std::vector<Comparison>& all, const std::string& uncounted) {
+  std::printf("\nThe control plane without a device. Microseconds of each loan: of this process's CPU (acks, and out where it says so), else of time.\n\n");
+  Table table;
+  table.row({"case", "of", "floor us", "gpuloan us", "ratio", "[", "]", "calls", "floor"});
+  for (const Comparison& comparison : all) {
+    const Spread ratio = ratio_of(comparison);
+    table.row({comparison.name, comparison.what, fixed(spread_of(comparison.floor_us).middle, 2), fixed(spread_of(comparison.library_us).middle, 2),
+               fixed(ratio.middle, 3), fixed(ratio.low, 3), fixed(ratio.high, 3), comparison.calls >= 0 ? fixed(comparison.calls, 3) : "-", comparison.floor});
+  }
+  table.print(stdout);
+  std::printf("\nThe ratio is gpuloan's time over the floor's; for acks it is gpuloan's loans for each CPU second over the floor's. calls: system\n"
+              "calls of this process for each loan%s\n",
+              uncounted.empty() ? "." : (", not counted: " + uncounted).c_str());
+}
+
 void spread_member(Json& json, const char* name, const Spread& spread) {
   json.key(name).begin_array().value(spread.low).value(spread.middle).value(spread.high).end();
 }
@@ -73,10 +89,13 @@ void print_json(const Session& session, const std::vector<Comparison>& all) {
   json_session(json, session);
   json.key("comparisons").begin_array();
   for (const Comparison& comparison : all) {
-    json.begin_object().member("case", comparison.name).member("floor", comparison.floor).member("bytes", comparison.bytes);
+    json.begin_object().member("case", comparison.name).member("floor", comparison.floor);
+    if (comparison.what.empty()) json.member("bytes", comparison.bytes);
+    else json.member("of", comparison.what);
+    if (comparison.calls >= 0) json.member("system_calls", comparison.calls);
     spread_member(json, "floor_us", spread_of(comparison.floor_us)); // lower quartile, median, upper quartile
     spread_member(json, "gpuloan_us", spread_of(comparison.library_us));
-    spread_member(json, is_rate(comparison) ? "rate_ratio" : "time_ratio", ratio_of(comparison));
+    spread_member(json, comparison.rate ? "rate_ratio" : "time_ratio", ratio_of(comparison));
     json.end();
   }
   json.end().end();
@@ -91,18 +110,34 @@ int bench_command(Arguments arguments) {
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
                 "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung. Gives up after --timeout, here 600 seconds by default.");
+                "warm arena. copies: the host rung. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
+                "is used. Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;
-  Session session = open_session(options.common, options.loans, GPULOAN_ROLE_EXPORTER);
+  const bool device = bench::wants_any(options, 0), control = bench::wants_any(options, 1);
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
-  bench::Run run(options, session);
-  const auto all = run.all([&](const std::string& what) {
+  const auto progress = [&](const std::string& what) {
     if (terminal) std::fprintf(stderr, "\r\033[K%s", what.c_str());
-  });
+  };
+  Session session = open_session(options.common, options.loans, GPULOAN_ROLE_EXPORTER, !device);
+  std::vector<bench::Comparison> device_cases, control_cases;
+  std::string uncounted;
+  if (device) device_cases = bench::Run(options, session).all(progress);
+  if (control) {
+    bench::Control cases(options);
+    control_cases = cases.all(progress);
+    uncounted = cases.uncounted();
+  }
   if (terminal) std::fprintf(stderr, "\r\033[K");
-  options.common.json ? bench::print_json(session, all) : bench::print(session, all);
+  if (options.common.json) {
+    device_cases.insert(device_cases.end(), control_cases.begin(), control_cases.end());
+    bench::print_json(session, device_cases);
+    return ExitOk;
+  }
+  print_session(stdout, session);
+  if (device) bench::print_device_cases(session, device_cases);
+  if (control) bench::print_control_cases(control_cases, uncounted);
   return ExitOk;
 }
 

@@ -3,6 +3,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -69,11 +71,44 @@ Message Channel::receive(Fd* fd) {
   return message;
 }
 
+bool Channel::waits(Milliseconds timeout) const {
+  pollfd ready = {socket_.get(), POLLIN, 0};
+  return ::poll(&ready, 1, static_cast<int>(timeout.count())) > 0;
+}
+
 Message Channel::expect(Op op) {
   const Message answer = receive();
   if (answer.op == Op::Failed) throw Failure(ExitLoanFailed, std::string("the worker: ") + answer.text);
   if (answer.op != op) throw Failure(ExitInternal, "the worker answered something else");
   return answer;
+}
+
+void plain_send(const Fd& end, std::span<const std::byte> record) {
+  iovec part = {const_cast<std::byte*>(record.data()), record.size()};
+  msghdr header = {};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (::sendmsg(end.get(), &header, MSG_NOSIGNAL) < 0) fail_errno("sendmsg");
+}
+
+void plain_receive(const Fd& end, std::span<std::byte> record) {
+  iovec part = {record.data(), record.size()};
+  alignas(cmsghdr) char control[64] = {};
+  msghdr header = {};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  const ssize_t got = ::recvmsg(end.get(), &header, MSG_CMSG_CLOEXEC);
+  if (got < 0) fail_errno("recvmsg");
+  if (got == 0) throw Failure(ExitPeerLost, "the other process of the measurement is gone");
+}
+
+void raise_descriptor_limit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("getrlimit");
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit");
 }
 
 } // namespace gpuloan::tool::bench

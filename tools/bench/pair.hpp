@@ -19,6 +19,14 @@ enum class Op : std::uint32_t {
   Turns,      // `count` turns of the loan that is offered next
   Loans,      // the next `count` loans
   Copies,     // the next `count` read loans: taken and given back
+  // The control plane's cases; `value` is the number of a context.
+  Join,        // a peer more for that context
+  Plain,       // a socket more for the floor
+  Answer,      // the next `count` loans: taken and given back
+  Keep,        // the next `count` loans: taken
+  GiveBack,    // of those that were kept all but `count`
+  PlainAnswer, // `count` records of all the floor's sockets
+  PlainTrips,  // `count` records of its last one, blocking
   Failed,     // `text` says why
   Bye,
 };
@@ -38,11 +46,19 @@ class Channel {
   Channel(Fd socket, std::uint32_t timeout_ms);
   void send(const Message& message, int fd = -1); // fd is borrowed
   [[nodiscard]] Message receive(Fd* fd = nullptr);
+  [[nodiscard]] bool waits(Milliseconds timeout) const; // whether something is there to be received
   // The answer to what was sent; Failure with the worker's words when it could not.
   Message expect(Op op);
 
  private:
   Fd socket_;
 };
+
+// A record of a floor, blocking, with room for descriptors as a library would leave it. Failure when the other end is gone.
+void plain_send(const Fd& end, std::span<const std::byte> record);
+void plain_receive(const Fd& end, std::span<std::byte> record);
+
+// Hundreds of peers, with a few descriptors each.
+void raise_descriptor_limit();
 
 } // namespace gpuloan::tool::bench

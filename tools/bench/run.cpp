@@ -231,7 +231,7 @@ Comparison Run::offsets(std::uint64_t bytes) {
 }
 
 Comparison Run::copies(std::uint64_t bytes) {
-  Comparison out{.name = "copies", .floor = "device to pinned memory, once", .bytes = bytes};
+  Comparison out{.name = "copies", .floor = "device to pinned memory, once", .bytes = bytes, .rate = true};
   const std::uint32_t blocks = options_.quick ? 3 : 9;
   Region region = this->region(bytes);
   const BarePages pinned(calls_, BarePages::make(kPinnedBytes), kPinnedBytes);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <ctime>
+#include <string>
 #include <vector>
 
 namespace gpuloan::tool::bench {
@@ -33,6 +34,9 @@ struct Comparison {
   const char* name = ""; // of the case
   const char* floor = "";
   std::uint64_t bytes = 0;
+  std::string what{};   // of a case of the control plane, instead of the bytes
+  bool rate = false;    // the ratio is of rates, not of times
+  double calls = -1;    // system calls for each loan; below 0: not counted
   std::vector<double> library_us{}, floor_us{}, ratios{}; // medians of each block, and their quotient
 
   void add_block(std::vector<double> floor_block, std::vector<double> library_block) {

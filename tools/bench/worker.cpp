@@ -2,6 +2,7 @@
 //
 // The worker of `gpuloan bench`: does what the parent's messages ask for, the bare floors and the loans alike.
 #include "../commands.hpp"
+#include "control_worker.hpp"
 #include "run.hpp"
 
 namespace gpuloan::tool {
@@ -12,6 +13,7 @@ struct WorkerOptions {
   CommonOptions common;
   LoanOptions loans;
   int fd = -1;
+  bool control = false;
 };
 
 class Worker {
@@ -154,8 +156,13 @@ int bench_worker(Arguments arguments) {
   options.common.add_to(parser);
   parser.value("fd", "N", "the inherited end", [&](const std::string& text) { options.fd = static_cast<int>(parse_number(text, 0, INT32_MAX)); });
   parser.value("loop", "WHOSE", "thread or caller", [&](const std::string& text) { options.loans.loop = parse_choice(text, bench::BenchOptions::kLoops); });
+  parser.flag("control", "no device: the cases of the control plane", options.control);
   if (!parser.parse(arguments)) return ExitOk;
   if (options.fd < 0) throw Failure(ExitUsage, "this subcommand is started by 'gpuloan bench'; run that instead");
+  if (options.control) {
+    bench::run_control_worker(options.fd, options.common.timeout_ms);
+    return ExitOk;
+  }
   bench::Worker(options).run();
   return ExitOk;
 }
