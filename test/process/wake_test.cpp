@@ -4,11 +4,15 @@
 // record; here both sides give up spinning at moments that fall all around the other's store, and whoever gave up waits for
 // the event instead, which a record alone brings. A turn that neither showed in the word nor brought a record stops the test.
 //
-//   wake_test [TURNS]
+//   wake_test [TURNS [SHARE]]
+//
+// SHARE percent of the delays (50) lie around the millisecond at which a call gives up; the others are short, so that millions of turns,
+// with a SHARE of 2 say, are a matter of minutes.
 #include "../support/host.hpp"
 
 #include <gpuloan/gpuloan.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
@@ -23,10 +27,13 @@ using gpuloan::Milliseconds;
 constexpr Milliseconds kPatience{20'000};
 constexpr std::uint64_t kBytes = 4096;
 
+std::uint64_t share = 50;
+
 // Up to a little more than a millisecond, the shortest time that acquire and wait_done can be given.
 void idle(std::mt19937_64& random) {
-  const std::uint64_t kind = random() % 4;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kind == 0 ? 0 : kind == 1 ? random() % 40'000 : 900'000 + random() % 200'000);
+  const bool around = random() % 100 < share;
+  const std::uint64_t delay = around ? 900'000 + random() % 200'000 : random() % 2 == 0 ? 0 : random() % 40'000;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(delay);
   while (std::chrono::steady_clock::now() < until) {
   }
 }
@@ -125,6 +132,7 @@ Counts export_turns(gpuloan::Context& context, std::uint64_t turns) {
 
 int main(int count, char** words) {
   const std::uint64_t turns = count > 1 ? std::strtoull(words[1], nullptr, 10) : 4000;
+  if (count > 2) share = std::min<std::uint64_t>(std::strtoull(words[2], nullptr, 10), 100);
   const loan_test::TempFolder folder("gpuloan-wake");
   loan_test::use_private_sim(folder);
   int ends[2];
