@@ -19,7 +19,7 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
-constexpr std::uint64_t kTickShare = 4; // at most a fifth of the loop's time goes into looking
+constexpr std::uint64_t kTickShare = 19; // at most a twentieth of the loop's time goes into looking
 constexpr std::size_t kRefusalsMax = 64; // events of refused connections that may wait: they need no key
 constexpr std::uint64_t kRetryNs = 10'000'000; // of a turn that had no memory
 constexpr std::uint64_t kPidfdBit = 1; // a peer's tag is even; the tag of its pidfd is the next odd number
@@ -111,9 +111,14 @@ void Context::run_once(std::uint64_t limit_ns) {
   {
     const Lock lock(mutex_);
     if (!tasks_.empty() || next_task_ < running_.size() || leaving_) timeout = 0;
-    timeout = std::min(timeout, tick_wanted_ns_);
+    if (timeout != 0 && tick_at_ns_ != kNever) {
+      const std::uint64_t now = now_ns();
+      timeout = std::min(timeout, tick_at_ns_ > now ? tick_at_ns_ - now : 0);
+    }
     if (hot_until_ns_ != 0 && now_ns() < hot_until_ns_) timeout = 0;
     sleeping_ = timeout > kTickMaxNs;
+    turn_messages_ = false;
+    turn_others_ = timeout == 0 && limit_ns != 0;
   }
   if (auto waited = engine_->wait(timeout, *this); !waited) {
     GPULOAN_LOG(GPULOAN_LOG_ERROR, "the loop cannot wait: " + waited.error().text);
@@ -123,15 +128,21 @@ void Context::run_once(std::uint64_t limit_ns) {
   run_tasks();
   after_turn();
   const Lock lock(mutex_);
-  if (leaving_) take_out_lost();
-  if (closed_) return;
-  bool stalled = false;
-  for (const auto& [tag, peer] : peers_) {
-    if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
-    stalled |= peer->stalled;
+  if (leaving_) {
+    take_out_lost();
+    turn_others_ = true;
   }
-  tick_wanted_ns_ = kTickMaxNs; // should the tick have no memory
-  tick_wanted_ns_ = std::min(timed_tick(), stalled ? kTickMaxNs : kNever);
+  if (closed_) return;
+  // A turn that brought an exporter records, and them alone, has done what there was to do.
+  if (options_.role == GPULOAN_ROLE_EXPORTER && turn_messages_ && !turn_others_ && now_ns() < tick_at_ns_) return;
+  if (std::exchange(any_stalled_, false)) {
+    for (const auto& [tag, peer] : peers_) {
+      if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
+    }
+  }
+  tick_at_ns_ = now_ns() + kTickMaxNs; // should the tick have no memory
+  const std::uint64_t wanted = std::min(timed_tick(), any_stalled_ ? kTickMaxNs : kNever);
+  tick_at_ns_ = wanted == kNever ? kNever : now_ns() + wanted;
 }
 
 // A tick looks at everything that is out, so with thousands of loans it takes its time: what is left for the others stays
@@ -150,6 +161,7 @@ void Context::run_tasks() {
   if (next_task_ >= running_.size()) {
     const Lock lock(mutex_);
     running_.swap(tasks_);
+    turn_others_ |= !running_.empty();
   }
   for (; next_task_ < running_.size(); ++next_task_) running_[next_task_]();
   running_.clear();
@@ -175,7 +187,7 @@ void Context::post(std::function<void()> task) {
 
 void Context::request_tick() {
   tick_ns_ = kTickFirstNs;
-  tick_wanted_ns_ = std::min(tick_wanted_ns_, kTickFirstNs);
+  tick_at_ns_ = std::min(tick_at_ns_, now_ns() + kTickFirstNs);
   if (sleeping_ && engine_ && !on_loop_thread()) engine_->wake();
 }
 
@@ -216,6 +228,7 @@ bool of_turn(const Event& event) noexcept { return event.type == GPULOAN_EVENT_L
 void Context::push_event(Event event) {
   if (event.loan && !event.loan->handle.held()) return; // nobody could name it
   if (of_turn(event) && std::exchange(event.loan->turn_event_queued, true)) return;
+  if (event.loan) ++event.loan->events_queued;
   if (event.type == GPULOAN_EVENT_PEER_REFUSED &&
       std::count_if(events_.begin(), events_.end(), [](const Event& other) { return other.type == GPULOAN_EVENT_PEER_REFUSED; }) >= static_cast<std::ptrdiff_t>(kRefusalsMax)) {
     return;
@@ -238,7 +251,8 @@ void Context::push_ended(const std::shared_ptr<Loan>& loan) noexcept {
   }
 }
 
-void Context::forget_events(const Loan& loan) noexcept {
+void Context::forget_events(Loan& loan) noexcept {
+  if (std::exchange(loan.events_queued, 0U) == 0) return;
   std::erase_if(events_, [&](const Event& event) { return event.loan.get() == &loan; });
   signal_events();
 }
@@ -297,6 +311,7 @@ Result<Event> Context::next_event(std::uint32_t timeout_ms) {
   Event event = std::move(events_.front());
   events_.pop_front();
   if (of_turn(event)) event.loan->turn_event_queued = false;
+  if (event.loan) --event.loan->events_queued;
   signal_events();
   return event;
 }
@@ -304,6 +319,7 @@ Result<Event> Context::next_event(std::uint32_t timeout_ms) {
 void Context::put_back(Event event) {
   const Lock lock(mutex_);
   if (of_turn(event)) event.loan->turn_event_queued = true;
+  if (event.loan) ++event.loan->events_queued;
   events_.push_front(std::move(event));
   signal_events();
 }
@@ -472,7 +488,7 @@ void Context::flush(const std::shared_ptr<Peer>& peer) {
     if (result == channel::SendResult::Full) {
       // With descriptors it may be the user's limit of descriptors in flight: the socket would be writable all along.
       if (first.fds.empty()) static_cast<void>(engine_->want_writable(peer->socket.get()));
-      else peer->stalled = true;
+      else any_stalled_ = peer->stalled = true;
       return;
     }
     if (result == channel::SendResult::Lost) ::shutdown(peer->socket.get(), SHUT_RDWR); // as above
@@ -486,6 +502,7 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
   try {
     auto received = channel::decode(message); // takes the descriptors, whatever comes next
     const Lock lock(mutex_);
+    turn_messages_ = true;
     const std::shared_ptr<Peer> peer = find_peer(tag);
     if (peer == nullptr || peer->lost) return;
     if (!received) {
@@ -501,6 +518,7 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
 void Context::on_closed(std::uint64_t tag, int error) {
   try {
     const Lock lock(mutex_);
+    turn_others_ = true;
     const std::shared_ptr<Peer> peer = find_peer(tag);
     if (peer == nullptr || peer->lost) return;
     lose(peer, Error{GPULOAN_ERR_PEER_LOST, error == 0 ? "the peer closed its socket or died" : errno_text("the peer's socket", error)});
@@ -510,12 +528,12 @@ void Context::on_closed(std::uint64_t tag, int error) {
 }
 
 void Context::on_readable(std::uint64_t tag) {
+  const Lock lock(mutex_);
+  turn_others_ = true;
   if (tag == kListenerTag) {
-    const Lock lock(mutex_);
     on_listener();
     return;
   }
-  const Lock lock(mutex_);
   const std::shared_ptr<Peer> peer = find_peer(tag);
   if (peer == nullptr) return;
   on_peer_dead(peer);
@@ -536,6 +554,7 @@ void Context::on_readable(std::uint64_t tag) {
 void Context::on_writable(std::uint64_t tag) {
   try {
     const Lock lock(mutex_);
+    turn_others_ = true;
     if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr && !peer->lost) flush(peer);
   } catch (const std::bad_alloc&) {
     no_memory_for(tag);

@@ -84,7 +84,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void hold(Handle& handle, std::shared_ptr<void> self);
   [[nodiscard]] std::shared_ptr<void> drop(Handle& handle) noexcept;
   // Lock held. The caller dropped its last reference: events that name the loan are not delivered any more.
-  void forget_events(const Loan& loan) noexcept;
+  void forget_events(Loan& loan) noexcept;
   [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
   [[nodiscard]] bool forked() const noexcept { return fork_generation_ != fork_generation(); }
 
@@ -179,7 +179,10 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::mutex turn_mutex_; // caller-driven: who turns the loop
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick
-  std::uint64_t tick_wanted_ns_ = kNever;
+  std::uint64_t tick_at_ns_ = kNever; // when the loop looks next
+  bool turn_messages_ = false;        // the present turn of the loop brought records
+  bool turn_others_ = false;          // and something else, or is a look that was asked for
+  bool any_stalled_ = false;          // of the peers
   std::uint64_t tick_not_before_ns_ = 0;
   gpuloan_engine engine_kind_ = GPULOAN_ENGINE_EPOLL;
   std::string engine_reason_;

@@ -329,6 +329,7 @@ Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, chann
     if (gpu_) match_device(*peer);
   }
   peer->pid = received.sender.pid;
+  peer->same_process = peer->pid == ::getpid();
   peer->pidfd = channel::peer_pidfd(received.sender);
   channel::disable_identity(peer->socket.get());
   watch_pidfd(*peer);

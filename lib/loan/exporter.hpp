@@ -141,6 +141,7 @@ class ExporterPeer : public Peer {
   bool refused = false; // said so to the peer and in an event
   std::uint64_t connected_ns = 0;
   SideFloors floors;
+  bool same_process = false;
   bool same_device = false;
   bool sees_device = false; // it works on our device, or sees it beside its own
   bool peer_access = false; // it works on another device, which reaches the memory of ours

@@ -5,7 +5,6 @@
 #include <loan/exporter.hpp>
 
 #include <cstring>
-#include <unistd.h>
 
 namespace gpuloan::loan {
 
@@ -104,7 +103,7 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.same_device = peer.same_device;
     input.peer_access = peer.peer_access;
     input.apart = peer.apart.c_str();
-    input.same_process = peer.pid == ::getpid();
+    input.same_process = peer.same_process;
     input.exclusive = peer.same_device && !input.same_process && !gpu_->floors().mps && gpu_->floors().compute_mode == cuda::ModeExclusiveProcess;
     if (!options.canary) { // which needs no proof, being one
       input.vmm = peer.canary_of(Trial::Vmm).proof();
@@ -311,7 +310,8 @@ Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bo
   start_turn(loan);
   send(peer, record, loan.metadata);
   pump(peer);
-  request_tick();
+  // Under the host gate the importer's CPU stores DONE, and its record follows: no loop has to be woken to look for it.
+  if (loan.carrier != Carrier::Direct || loan.gate != GPULOAN_GATE_HOST) request_tick();
   return {};
 }
 

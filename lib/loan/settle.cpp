@@ -183,7 +183,8 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.unpinned_landing.reset();
   loan.ready_written = {};
   peer.loans.erase(loan.id);
-  if (!loan.canary_loan) push_ended(self);
+  if (loan.canary_loan) request_tick(); // where nobody waits for it, the tick judges it
+  else push_ended(self);
   report_lost(peer);
   changed_.notify_all();
 }
@@ -194,6 +195,7 @@ void Exporter::free_slot(ExporterPeer& peer, ExportLoan& loan, bool clean) {
   const auto written = loan.ready_written ? loan.ready_written.query() : Result<bool>(true);
   if (written && !*written) {
     peer.late_slots.emplace_back(loan.slot, std::move(loan.ready_written));
+    request_tick();
   } else if (clean) {
     peer.free_slots.push_back(loan.slot);
   }
