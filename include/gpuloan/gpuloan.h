@@ -414,6 +414,17 @@ typedef struct gpuloan_lend_options {
  * PEER_LOST, DEVICE_MEMORY, DRIVER. */
 GPULOAN_API gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes,
                                         const gpuloan_lend_options *options, gpuloan_loan **out_loan);
+
+typedef struct gpuloan_range {
+  uint64_t pointer;
+  uint64_t bytes;
+} gpuloan_range;
+
+/* gpuloan_lend for each of `count` ranges, in their order and with the same options (`release` is called once for each loan); their
+ * records leave together, which costs both sides much less than one call for each. Ends at the first range that cannot be lent, with
+ * its status: *out_count loans, those of the ranges before it, are out, and only so many of out_loans were written. */
+GPULOAN_API gpuloan_status gpuloan_lend_many(gpuloan_peer *peer, const gpuloan_range *ranges, uint32_t count,
+                                             const gpuloan_lend_options *options, gpuloan_loan **out_loans, uint32_t *out_count);
 /* The next turn of a loan lent with keep_open: READY behind the work in `stream`. STATE before DONE of the last turn. */
 GPULOAN_API gpuloan_status gpuloan_loan_ready(gpuloan_loan *loan, void *stream);
 /* Asks for a loan back and waits until it is RELEASED: no further turn will come, the importer's acquire then says
@@ -489,6 +500,11 @@ GPULOAN_API gpuloan_status gpuloan_loan_used_on(gpuloan_loan *loan, void *stream
  * gate, which synchronises the stream. For work done by the CPU on host memory pass GPULOAN_STREAM_CPU.
  * A loan without keep_open is returned by this call; no gpuloan_loan_return is needed. */
 GPULOAN_API gpuloan_status gpuloan_loan_done(gpuloan_loan *loan, void *stream);
+/* gpuloan_loan_done for each of `count` loans of one context, in their order, all behind the same stream; what they tell the exporter leaves
+ * together, for each peer (put its loans side by side). Ends at the first call that is refused, with its status: the turns
+ * of the *out_count loans before it are over. Where none is refused *out_count is `count`, and the status is that of the first loan that
+ * has failed, or OK. */
+GPULOAN_API gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count, void *stream, uint32_t *out_count);
 /* Lets go of the loan: UNIMPORT and ACK follow when the importer's GPU work on it is complete. Returns at once. A turn
  * that was offered or acquired and not finished makes the outcome RETURNED; all work of the CUDA context is waited for
  * then, since nobody said which streams worked on it. After done of the last turn this does nothing. */

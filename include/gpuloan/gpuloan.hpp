@@ -28,6 +28,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace gpuloan {
 
@@ -147,6 +148,14 @@ class Loan : public detail::Owner<gpuloan_loan, detail::end_loan> {
   void reclaim(Milliseconds timeout) { check(gpuloan_reclaim(need(), detail::to_ms(timeout))); }
   void cancel(const char* reason) { check(gpuloan_loan_cancel(need(), reason)); }
 
+  // Of loans of one context. The number of turns that are over, where one is refused, is lost: gpuloan_loan_done_many has it.
+  static void done_many(const std::vector<Loan>& loans, void* stream) {
+    std::vector<gpuloan_loan*> handles;
+    handles.reserve(loans.size());
+    for (const Loan& loan : loans) handles.push_back(loan.need());
+    std::uint32_t count = 0;
+    check(gpuloan_loan_done_many(handles.data(), static_cast<std::uint32_t>(handles.size()), stream, &count));
+  }
   // Both.
   void wait_done(Milliseconds timeout) { check(gpuloan_loan_wait_done(need(), detail::to_ms(timeout))); }
   void wait_end(Milliseconds timeout) { check(gpuloan_loan_wait_end(need(), detail::to_ms(timeout))); }
@@ -193,6 +202,15 @@ class Peer : public detail::Owner<gpuloan_peer, detail::end_peer> {
     gpuloan_loan* loan = nullptr;
     check(gpuloan_lend(need(), pointer, bytes, &options, &loan));
     return Loan(core(), loan);
+  }
+  // All or, when it throws, those that were lent before the range that cannot be: they are in `out`.
+  void lend_many(const std::vector<gpuloan_range>& ranges, const gpuloan_lend_options& options, std::vector<Loan>& out) {
+    std::vector<gpuloan_loan*> loans(ranges.size());
+    std::uint32_t count = 0;
+    out.reserve(out.size() + ranges.size());
+    const gpuloan_status status = gpuloan_lend_many(need(), ranges.data(), static_cast<std::uint32_t>(ranges.size()), &options, loans.data(), &count);
+    for (std::uint32_t at = 0; at < count; ++at) out.emplace_back(core(), loans[at]);
+    check(status);
   }
   // Importer.
   [[nodiscard]] Loan request(const gpuloan_request_options& options) {

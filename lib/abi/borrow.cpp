@@ -93,6 +93,24 @@ gpuloan_status gpuloan_loan_done(gpuloan_loan *loan, void *stream) {
   });
 }
 
+gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count, void *stream, uint32_t *out_count) {
+  return guard([&]() -> Result<void> {
+    if (out_count == nullptr) return fail(GPULOAN_ERR_INVALID, "out_count is NULL");
+    if (count > 0 && loans == nullptr) return fail(GPULOAN_ERR_INVALID, "loans is NULL");
+    std::vector<std::shared_ptr<loan::ImportLoan>> borrowed;
+    borrowed.reserve(count);
+    for (uint32_t at = 0; at < count; ++at) {
+      auto one = import_loan(loans[at]);
+      if (!one) return forward(std::move(one.error()));
+      if (!borrowed.empty() && (*one)->peer->context != borrowed.front()->peer->context) return fail(GPULOAN_ERR_INVALID, "the loans are of several contexts");
+      borrowed.push_back(std::move(*one));
+    }
+    *out_count = 0;
+    if (count == 0) return {};
+    return importer_of(*borrowed.front()->peer).done_many(borrowed, stream_of(stream), *out_count);
+  });
+}
+
 gpuloan_status gpuloan_loan_return(gpuloan_loan *loan) {
   return guard([&] { return give_back(loan, GPULOAN_OK, nullptr); });
 }

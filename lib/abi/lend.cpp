@@ -149,6 +149,26 @@ gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes
   });
 }
 
+gpuloan_status gpuloan_lend_many(gpuloan_peer *peer, const gpuloan_range *ranges, uint32_t count, const gpuloan_lend_options *options,
+                                 gpuloan_loan **out_loans, uint32_t *out_count) {
+  return guard([&]() -> Result<void> {
+    auto to = exporter_peer(peer);
+    if (!to) return forward(std::move(to.error()));
+    auto given = read_struct(options, "options");
+    if (!given) return forward(std::move(given.error()));
+    if (out_count == nullptr) return fail(GPULOAN_ERR_INVALID, "out_count is NULL");
+    if (count > 0 && (ranges == nullptr || out_loans == nullptr)) return fail(GPULOAN_ERR_INVALID, std::string(ranges == nullptr ? "ranges" : "out_loans") + " is NULL");
+    GPULOAN_TRY(check_access(given->access));
+    auto wanted = convert(*given);
+    if (!wanted) return forward(std::move(wanted.error()));
+    auto lent = exporter_of(**to).lend_many(*to, {ranges, count}, *wanted);
+    for (std::size_t at = 0; at < lent.loans.size(); ++at) out_loans[at] = handle_of(*lent.loans[at]);
+    *out_count = static_cast<uint32_t>(lent.loans.size());
+    if (lent.refusal) return std::unexpected(std::move(*lent.refusal));
+    return {};
+  });
+}
+
 gpuloan_status gpuloan_loan_ready(gpuloan_loan *loan, void *stream) {
   return guard([&]() -> Result<void> {
     auto lent = export_loan(loan);

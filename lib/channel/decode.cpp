@@ -50,9 +50,6 @@ Result<void> check_arrival(const loop::Message& message, const Control& control)
                 "record: descriptors were lost on the way (MSG_CTRUNC): raise RLIMIT_NOFILE or close descriptors");
   }
   if (!control.well_formed) return wrong("malformed ancillary data");
-  if (message.data.size() < kRecordBytes) {
-    return wrong(number(message.data.size()) + " bytes, shorter than " + number(kRecordBytes));
-  }
   return {};
 }
 
@@ -64,6 +61,12 @@ Result<void> check_header(const Header& header) {
   if (rule_of(header.type) == nullptr) return wrong("unknown type " + number(header.type));
   if (header.reserved != 0) return wrong("reserved header field is " + number(header.reserved));
   return {};
+}
+
+// Behind the tail, at the next step, another record may begin: then there are no descriptors.
+std::size_t rest_at(const Header& header, std::size_t fds_came, std::size_t came) noexcept {
+  const std::size_t next = bundle_step(header.tail_bytes);
+  return fds_came == 0 && next < came && came - next >= kRecordBytes ? next : came;
 }
 
 Result<void> check_cargo(const Header& header, std::size_t fds_came, std::size_t tail_came) {
@@ -87,6 +90,20 @@ Result<void> check_cargo(const Header& header, std::size_t fds_came, std::size_t
   return {};
 }
 
+Result<void> read_record(std::span<const std::byte> bytes, Received& out) {
+  if (bytes.size() < kRecordBytes) return wrong(number(bytes.size()) + " bytes, shorter than " + number(kRecordBytes));
+  // Engines align their buffers; a record is used where it lies.
+  assert(reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(Record) == 0);
+  out.record = reinterpret_cast<const Record*>(bytes.data());
+  const std::span<const std::byte> behind = bytes.subspan(kRecordBytes);
+  const Header& header = out.record->header;
+  GPULOAN_TRY(check_header(header));
+  const std::size_t rest = rest_at(header, out.fds.size(), behind.size());
+  out.rest = behind.subspan(rest);
+  out.tail = behind.first(out.rest.empty() ? rest : header.tail_bytes);
+  return check_cargo(header, out.fds.size(), out.tail.size());
+}
+
 } // namespace
 
 Result<Received> decode(const loop::Message& message) {
@@ -94,13 +111,13 @@ Result<Received> decode(const loop::Message& message) {
   const Control control = parse_control(message.control);
   take_control(control, out);
   GPULOAN_TRY(check_arrival(message, control));
+  GPULOAN_TRY(read_record(message.data, out));
+  return out;
+}
 
-  // Engines align their buffers; a record is used where it lies.
-  assert(reinterpret_cast<std::uintptr_t>(message.data.data()) % alignof(Record) == 0);
-  out.record = reinterpret_cast<const Record*>(message.data.data());
-  out.tail = message.data.subspan(kRecordBytes);
-  GPULOAN_TRY(check_header(out.record->header));
-  GPULOAN_TRY(check_cargo(out.record->header, out.fds.size(), out.tail.size()));
+Result<Received> decode_next(std::span<const std::byte> rest) {
+  Received out;
+  GPULOAN_TRY(read_record(rest, out));
   return out;
 }
 

@@ -73,10 +73,15 @@ struct DeviceEntry {
 inline constexpr std::uint32_t kDevicePeer = 1U << 30; // HELLO, not of the first: the first one can map this one's memory
 inline constexpr std::uint32_t kDeviceMps = 1U << 31; // the process uses the device under MPS
 
+// What a side takes that not every side of version 1 does; unknown bits are ignored.
+enum Feature : std::uint32_t {
+  FeatureBundles = 1, // messages of several records
+};
+
 struct Hello {
   std::uint16_t version_min;
   std::uint16_t version_max;
-  std::uint32_t features; // 0 in version 1
+  std::uint32_t features; // Feature
   std::uint32_t device_count; // at most 64
   std::uint32_t has_key;
   unsigned char boot_id[16]; // /proc/sys/kernel/random/boot_id
@@ -284,6 +289,10 @@ struct Record {
     Pool pool;
   };
 };
+
+// Of a message of several records each starts at a multiple of this.
+inline constexpr std::size_t kBundleAlign = 16;
+[[nodiscard]] constexpr std::size_t bundle_step(std::size_t bytes) noexcept { return (bytes + kBundleAlign - 1) / kBundleAlign * kBundleAlign; }
 
 static_assert(sizeof(Header) == 16);
 static_assert(sizeof(DeviceEntry) == 24);

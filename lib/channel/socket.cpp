@@ -6,6 +6,7 @@
 
 #include <loop/cmsg.hpp>
 
+#include <algorithm>
 #include <cassert>
 #include <cerrno>
 #include <cstring>
@@ -59,20 +60,15 @@ int option(int socket, int name) noexcept {
 
 } // namespace
 
-SendResult send_record(int socket, Record record, std::span<const std::byte> tail, std::span<const int> fds) noexcept {
-  assert(tail.size() <= kTailMax && fds.size() <= kMaxFds);
-  if (tail.size() > kTailMax || fds.size() > kMaxFds) return SendResult::Lost;
-  record.header.fd_count = static_cast<std::uint16_t>(fds.size());
-  record.header.tail_bytes = static_cast<std::uint16_t>(tail.size());
+namespace {
 
-  iovec vectors[2] = {{&record, sizeof(record)}, {const_cast<std::byte*>(tail.data()), tail.size()}};
+SendResult send_parts(int socket, std::span<iovec> parts, bool hello, std::span<const int> fds) noexcept {
   msghdr message = {};
-  message.msg_iov = vectors;
-  message.msg_iovlen = tail.empty() ? 1 : 2;
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
   ControlBuffer control;
   control.add(SCM_RIGHTS, fds.data(), fds.size_bytes());
   ControlBuffer with_identity = control;
-  const bool hello = record.header.type == static_cast<std::uint16_t>(Type::Hello);
   if (hello) {
     // Attached by hand: a HELLO may be sent before the other side asked the kernel to name senders.
     const ucred self = {::getpid(), ::getuid(), ::getgid()};
@@ -95,6 +91,50 @@ SendResult send_record(int socket, Record record, std::span<const std::byte> tai
     default:
       return SendResult::Lost;
   }
+}
+
+void fill_counts(Record& record, std::size_t tail, std::size_t fds) noexcept {
+  record.header.fd_count = static_cast<std::uint16_t>(fds);
+  record.header.tail_bytes = static_cast<std::uint16_t>(tail);
+}
+
+constexpr std::uint16_t kHello = static_cast<std::uint16_t>(Type::Hello);
+
+} // namespace
+
+SendResult send_record(int socket, Record record, std::span<const std::byte> tail, std::span<const int> fds) noexcept {
+  assert(tail.size() <= kTailMax && fds.size() <= kMaxFds);
+  if (tail.size() > kTailMax || fds.size() > kMaxFds) return SendResult::Lost;
+  fill_counts(record, tail.size(), fds.size());
+  iovec parts[2] = {{&record, sizeof(record)}, {const_cast<std::byte*>(tail.data()), tail.size()}};
+  return send_parts(socket, std::span(parts).first(tail.empty() ? 1 : 2), record.header.type == kHello, fds);
+}
+
+std::vector<std::byte> message_of(Record record, std::span<const std::byte> tail, std::size_t fds) {
+  fill_counts(record, tail.size(), fds);
+  std::vector<std::byte> bytes(sizeof(record) + tail.size());
+  std::memcpy(bytes.data(), &record, sizeof(record));
+  std::copy(tail.begin(), tail.end(), bytes.begin() + sizeof(record));
+  return bytes;
+}
+
+SendResult send_message(int socket, std::span<const std::byte> message, std::span<const int> fds) noexcept {
+  Header first = {};
+  assert(message.size() >= kRecordBytes && fds.size() <= kMaxFds);
+  std::memcpy(&first, message.data(), sizeof(first));
+  iovec part = {const_cast<std::byte*>(message.data()), message.size()};
+  return send_parts(socket, std::span(&part, 1), first.type == kHello, fds);
+}
+
+bool Bundle::add(Record record, std::span<const std::byte> tail) noexcept {
+  const std::size_t start = bundle_step(used_);
+  if (start + sizeof(record) + tail.size() > bytes_.size()) return false;
+  fill_counts(record, tail.size(), 0);
+  std::fill(bytes_.begin() + static_cast<std::ptrdiff_t>(used_), bytes_.begin() + static_cast<std::ptrdiff_t>(start), std::byte{0});
+  std::memcpy(bytes_.data() + start, &record, sizeof(record));
+  std::copy(tail.begin(), tail.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(start + sizeof(record)));
+  used_ = start + sizeof(record) + tail.size();
+  return true;
 }
 
 Result<void> enable_identity(int socket) {

@@ -38,6 +38,7 @@ struct Sender {
 struct Received {
   const Record* record = nullptr; // points into the message: valid during the callback
   std::span<const std::byte> tail;
+  std::span<const std::byte> rest; // of the message: more records, for decode_next
   FdList fds;
   Sender sender;
   [[nodiscard]] Type type() const noexcept { return static_cast<Type>(record->header.type); }
@@ -50,6 +51,8 @@ struct Received {
 // fd counts that the type allows and that really came, tail length declared == arrived. PROTOCOL names what was wrong;
 // FD_LIMIT when descriptors were lost on the way (MSG_CTRUNC). On error everything that came is closed.
 [[nodiscard]] Result<Received> decode(const loop::Message& message);
+// The next record of a message of several, from the `rest` of the one before.
+[[nodiscard]] Result<Received> decode_next(std::span<const std::byte> rest);
 
 // A record of `type` with zeroed body and the header filled in.
 [[nodiscard]] Record make_record(Type type) noexcept;
@@ -59,6 +62,24 @@ enum class SendResult { Sent, Full, Lost }; // Full: the socket buffer is full, 
 // ECONNRESET) or any other error that will not pass; ETOOMANYREFS and EAGAIN are Full.
 [[nodiscard]] SendResult send_record(int socket, Record record, std::span<const std::byte> tail = {},
                                      std::span<const int> fds = {}) noexcept;
+
+// The bytes of one message, as send_record would send them; for `fds` descriptors.
+[[nodiscard]] std::vector<std::byte> message_of(Record record, std::span<const std::byte> tail, std::size_t fds);
+// Sends such bytes.
+[[nodiscard]] SendResult send_message(int socket, std::span<const std::byte> message, std::span<const int> fds) noexcept;
+
+// Records without descriptors, to be sent in one message.
+class Bundle {
+ public:
+  // False where there is no room for it.
+  [[nodiscard]] bool add(Record record, std::span<const std::byte> tail) noexcept;
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return std::span(bytes_).first(used_); }
+  void clear() noexcept { used_ = 0; }
+
+ private:
+  alignas(16) std::array<std::byte, kRecordBytes + kTailMax> bytes_;
+  std::size_t used_ = 0;
+};
 
 // SO_PASSCRED and, where the kernel has it, SO_PASSPIDFD: every later message names its sender.
 [[nodiscard]] Result<void> enable_identity(int socket);

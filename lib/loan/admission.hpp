@@ -28,12 +28,14 @@ enum class Carrier : std::uint8_t {
 struct SideFloors {
   bool has_device = false;
   std::uint32_t floors = 0; // gpuloan_floor, of the device it works on
+  [[nodiscard]] bool operator==(const SideFloors&) const = default;
 };
 
 // What is known of one rung with one peer.
 struct RungProof {
   gpuloan_canary canary = GPULOAN_CANARY_NOT_ATTEMPTED;
   bool unanswered = false; // it was sent, and no answer came yet
+  [[nodiscard]] bool operator==(const RungProof&) const = default;
 };
 
 struct AdmissionInput {
@@ -59,6 +61,7 @@ struct AdmissionInput {
   bool same_process = false; // exporter and importer are one process
   std::uint64_t allocation_base = 0;    // with import_limit
   const char* import_limit_source = ""; // for the reason
+  [[nodiscard]] bool operator==(const AdmissionInput&) const = default; // of texts the addresses: equal means the same answer
 };
 
 struct Admission {

@@ -98,7 +98,7 @@ void Importer::acknowledge(ImportLoan& loan) {
   peer.loans.erase(loan.id);
   peer.requests.erase(loan.request);
   if (!loan.canary_loan) push_ended(self);
-  changed_.notify_all();
+  notify();
 }
 
 void Importer::complete(ImportLoan& loan, Trash& trash) {
@@ -123,7 +123,7 @@ void Importer::complete(ImportLoan& loan, Trash& trash) {
   }
   loan.state = next.next; // Idle: the loan stays open
   if (next_ready(loan)) begin_turn(loan, loan.next_turn);
-  changed_.notify_all();
+  notify();
 }
 
 void Importer::begin_turn(ImportLoan& loan, std::uint32_t turn) {
@@ -149,7 +149,7 @@ void Importer::cancel(ImportLoan& loan, gpuloan_status status, std::string text,
   } else {
     loan.state = next.next; // Held or Letting: the end follows our own work
   }
-  changed_.notify_all();
+  notify();
 }
 
 // Cancelled loans whose bytes were on their way into the ring: nothing more is sent, and the end waits for what runs.

@@ -126,7 +126,7 @@ void Exporter::judge_canary(Lock& lock, ExporterPeer& peer, Trial trial) {
     GPULOAN_LOG(GPULOAN_LOG_INFO, about(peer, trial) + ": verified, " + std::to_string(kCanaryShapes.size()) + " shapes in " +
                                       std::to_string((now_ns() - first_ns) / 1000) + " us");
   }
-  changed_.notify_all();
+  notify();
 }
 
 // Answers that came when nobody waited for them any more.
@@ -171,7 +171,7 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, Trial tr
       if (canary.out()) canary.waited = true; // judged when what is out has come back
       else canary.running = false;
       canary.spent = {sent.error().status, sent.error().text}; // for those who waited for it
-      changed_.notify_all();
+      notify();
       const bool blame = sent.error().status == GPULOAN_ERR_DRIVER || sent.error().status == GPULOAN_ERR_UNSUPPORTED;
       if (!blame || rung_of(trial) == GPULOAN_RUNG_HOST) return sent; // a host rung that fails here is not the peer's fault
       demote(*peer, trial, "it could not be sent: " + sent.error().text);

@@ -120,7 +120,17 @@ void Context::run_once(std::uint64_t limit_ns) {
     turn_messages_ = false;
     turn_others_ = timeout == 0 && limit_ns != 0;
   }
-  if (auto waited = engine_->wait(timeout, *this); !waited) {
+  Result<void> waited;
+  {
+    struct Waiting {
+      std::atomic<std::thread::id>& id;
+      explicit Waiting(std::atomic<std::thread::id>& who) : id(who) { id = std::this_thread::get_id(); }
+      ~Waiting() { id = std::thread::id(); }
+    } const waiting(waiting_id_);
+    waited = engine_->wait(timeout, *this);
+  }
+  if (std::exchange(notify_later_, false)) changed_.notify_all();
+  if (!waited) {
     GPULOAN_LOG(GPULOAN_LOG_ERROR, "the loop cannot wait: " + waited.error().text);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -152,7 +162,7 @@ std::uint64_t Context::timed_tick() {
   if (start < tick_not_before_ns_) return tick_not_before_ns_ - start;
   const std::uint64_t wanted = tick();
   const std::uint64_t end = now_ns();
-  const std::uint64_t pause = end - start > kTickFirstNs ? (end - start) * kTickShare : 0;
+  const std::uint64_t pause = end - start > kTickFirstNs / 2 ? (end - start) * kTickShare : 0;
   tick_not_before_ns_ = end + pause;
   return std::max(wanted, pause);
 }
@@ -182,13 +192,13 @@ void Context::turn_loop(Lock& lock, std::uint64_t limit_ns) {
 
 void Context::post(std::function<void()> task) {
   tasks_.push_back(std::move(task));
-  if (engine_ && !on_loop_thread()) engine_->wake();
+  if (engine_ && !in_turn()) engine_->wake();
 }
 
 void Context::request_tick() {
   tick_ns_ = kTickFirstNs;
   tick_at_ns_ = std::min(tick_at_ns_, now_ns() + kTickFirstNs);
-  if (sleeping_ && engine_ && !on_loop_thread()) engine_->wake();
+  if (sleeping_ && engine_ && !in_turn()) engine_->wake();
 }
 
 void Context::stop_loop() noexcept {
@@ -240,7 +250,7 @@ void Context::push_event(Event event) {
     lose(event.peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
   }
   signal_events();
-  changed_.notify_all();
+  notify();
 }
 
 void Context::push_ended(const std::shared_ptr<Loan>& loan) noexcept {
@@ -275,8 +285,21 @@ std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
   return last;
 }
 
+void Context::notify() noexcept {
+  if (std::this_thread::get_id() == waiting_id_.load()) notify_later_ = true;
+  else changed_.notify_all();
+}
+
+int Context::fd() noexcept {
+  if (!options_.loop_thread) return poll_fd_;
+  const Lock lock(mutex_);
+  fd_wanted_ = true;
+  signal_events();
+  return event_fd_.get();
+}
+
 void Context::signal_events() noexcept {
-  if (!options_.loop_thread || signalled_ == !events_.empty()) return;
+  if (!options_.loop_thread || !fd_wanted_ || signalled_ == !events_.empty()) return;
   signalled_ = !events_.empty();
   std::uint64_t count = 1;
   static_cast<void>(signalled_ ? ::write(event_fd_.get(), &count, sizeof count) : ::read(event_fd_.get(), &count, sizeof count));
@@ -390,7 +413,7 @@ void Context::settle_loss(const std::shared_ptr<Peer>& peer) {
   GPULOAN_LOG(GPULOAN_LOG_INFO, "peer lost: " + peer->loss.text);
   on_peer_lost(peer);
   peer->loss_settled = true;
-  changed_.notify_all();
+  notify();
 }
 
 void Context::take_out_lost() {
@@ -442,10 +465,35 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
 
 bool Context::send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) try {
   if (peer.lost) return false;
+  if (bundled_ == &peer) {
+    if (fds.empty() && bundle_.add(record, tail)) return true;
+    send_bundle();
+    if (fds.empty() && bundle_.add(record, tail)) return true;
+    if (peer.lost) return false;
+  }
+  if (peer.outbox.empty() && fds.empty()) { // without a copy
+    switch (channel::send_record(peer.socket.get(), record, tail)) {
+      case channel::SendResult::Sent:
+        return true;
+      case channel::SendResult::Lost:
+        ::shutdown(peer.socket.get(), SHUT_RDWR); // as in send_now
+        return false;
+      case channel::SendResult::Full:
+        break;
+    }
+  }
+  const std::size_t count = fds.size();
+  return send_now(peer, channel::message_of(record, tail, count), std::move(fds));
+} catch (const std::bad_alloc&) { // a record that is not sent may be waited for
+  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  return false;
+}
+
+bool Context::send_now(Peer& peer, std::span<const std::byte> message, std::vector<UniqueFd> fds) {
   if (peer.outbox.empty()) {
     std::vector<int> raw;
     for (const UniqueFd& fd : fds) raw.push_back(fd.get());
-    switch (channel::send_record(peer.socket.get(), record, tail, raw)) {
+    switch (channel::send_message(peer.socket.get(), message, raw)) {
       case channel::SendResult::Sent:
         return true;
       case channel::SendResult::Lost: // the loop sees the end of the socket, after what the peer still sent
@@ -458,10 +506,10 @@ bool Context::send(Peer& peer, const channel::Record& record, std::span<const st
   const auto it = peers_.find(peer.tag);
   if (it == peers_.end()) return false;
   if (peer.outbox.size() >= Peer::kOutboxMax) {
-    lose(it->second, Error{GPULOAN_ERR_PROTOCOL, "the peer does not read: " + std::to_string(Peer::kOutboxMax) + " records wait for it"});
+    lose(it->second, Error{GPULOAN_ERR_PROTOCOL, "the peer does not read: " + std::to_string(Peer::kOutboxMax) + " messages wait for it"});
     return false;
   }
-  peer.outbox.push_back({record, {tail.begin(), tail.end()}, std::move(fds)});
+  peer.outbox.push_back({{message.begin(), message.end()}, std::move(fds)});
   if (peer.outbox.size() == 1) {
     post([this, self = it->second] {
       const Lock lock(mutex_);
@@ -469,9 +517,22 @@ bool Context::send(Peer& peer, const channel::Record& record, std::span<const st
     });
   }
   return true;
-} catch (const std::bad_alloc&) { // a record that is not sent may be waited for
-  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
-  return false;
+}
+
+void Context::send_bundle() {
+  if (bundle_.bytes().empty()) return;
+  if (!bundled_->lost) send_now(*bundled_, bundle_.bytes(), {});
+  bundle_.clear();
+}
+
+void Context::end_bundle() noexcept {
+  try {
+    if (bundled_ != nullptr) send_bundle();
+  } catch (const std::bad_alloc&) { // a gap in what it is told would go unnoticed
+    bundle_.clear();
+    if (!bundled_->lost) ::shutdown(bundled_->socket.get(), SHUT_RDWR);
+  }
+  bundled_ = nullptr;
 }
 
 void Context::send_text(Peer& peer, channel::Record record, std::string_view text) {
@@ -484,7 +545,7 @@ void Context::flush(const std::shared_ptr<Peer>& peer) {
     Outgoing& first = peer->outbox.front();
     std::vector<int> raw;
     for (const UniqueFd& fd : first.fds) raw.push_back(fd.get());
-    const channel::SendResult result = channel::send_record(peer->socket.get(), first.record, first.tail, raw);
+    const channel::SendResult result = channel::send_message(peer->socket.get(), first.message, raw);
     if (result == channel::SendResult::Full) {
       // With descriptors it may be the user's limit of descriptors in flight: the socket would be writable all along.
       if (first.fds.empty()) static_cast<void>(engine_->want_writable(peer->socket.get()));
@@ -509,7 +570,19 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
       lose(peer, std::move(received.error()));
       return;
     }
-    on_record(peer, *received);
+    if (!received->rest.empty() && (!peer->takes_bundles || peer->phase != Peer::Phase::Ready)) {
+      lose(peer, Error{GPULOAN_ERR_PROTOCOL, "several records in one message, in the handshake or without the feature"});
+      return;
+    }
+    const Bundling answers(*this, *peer);
+    for (;;) {
+      on_record(peer, *received);
+      if (received->rest.empty() || peer->lost) return;
+      received = channel::decode_next(received->rest);
+      if (received) continue;
+      lose(peer, std::move(received.error()));
+      return;
+    }
   } catch (const std::bad_alloc&) {
     no_memory_for(tag);
   }

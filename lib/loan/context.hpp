@@ -72,7 +72,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
 
   [[nodiscard]] Result<void> start(); // makes the engine, starts the thread
   virtual void close() noexcept = 0;  // ends everything; idempotent
-  [[nodiscard]] int fd() const noexcept { return options_.loop_thread ? event_fd_.get() : poll_fd_; }
+  [[nodiscard]] int fd() noexcept;
   [[nodiscard]] Result<void> dispatch(std::uint32_t timeout_ms);
   [[nodiscard]] Result<Event> next_event(std::uint32_t timeout_ms);
   void put_back(Event event); // one that could not be handed to the caller
@@ -99,12 +99,25 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   template <typename AnyLoan, typename Done>
   [[nodiscard]] bool wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done);
 
+  void notify() noexcept; // lock held; of a change that somebody may wait for. What one wait of the loop brought is told at its end
   void post(std::function<void()> task); // lock held; the task runs on the loop, without the lock
   void push_event(Event event);          // lock held
   void push_ended(const std::shared_ptr<Loan>& loan) noexcept; // lock held; LOAN_ENDED, or the loss of the peer where there is no memory
   // Lock held. Sends now or, where the socket is full, later and in order; false when the other end is gone. A peer that
   // does not read is dropped.
   bool send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail = {}, std::vector<UniqueFd> fds = {});
+  // Lock held, from here to its end: what is sent to this peer meanwhile leaves in as few messages as it takes. Nothing waits in it when
+  // the lock is dropped.
+  class Bundling {
+   public:
+    Bundling(Context& context, Peer& peer) noexcept : context_(context) { context.bundled_ = peer.takes_bundles ? &peer : nullptr; }
+    Bundling(const Bundling&) = delete;
+    Bundling& operator=(const Bundling&) = delete;
+    ~Bundling() { context_.end_bundle(); }
+
+   private:
+    Context& context_;
+  };
   void send_text(Peer& peer, channel::Record record, std::string_view text);
   // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
   void lose(const std::shared_ptr<Peer>& peer, Error why);
@@ -123,6 +136,8 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   };
   [[nodiscard]] Cleared clear_handles() noexcept;
   [[nodiscard]] bool on_loop_thread() const noexcept { return std::this_thread::get_id() == loop_id_.load(); }
+  // Whoever is called back from the wait of the loop: what it asks for is looked at in the same turn, and wakes nobody.
+  [[nodiscard]] bool in_turn() const noexcept { return on_loop_thread() || std::this_thread::get_id() == waiting_id_.load(); }
 
   // Lock held, on the loop.
   virtual void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
@@ -159,14 +174,21 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::uint64_t timed_tick(); // lock held
   void run_tasks();
   void flush(const std::shared_ptr<Peer>& peer);
+  bool send_now(Peer& peer, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  void send_bundle();
+  void end_bundle() noexcept;
   void settle_loss(const std::shared_ptr<Peer>& peer); // lock held
   void take_out_lost();                                // lock held, on the loop
   void no_memory_for(std::uint64_t tag);               // no lock held; what the peer said is lost, so the peer is
   void signal_events() noexcept; // lock held; event_fd_ is readable while events wait
   [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
 
+  Peer* bundled_ = nullptr; // what goes to it goes into bundle_
+  channel::Bundle bundle_;
   UniqueFd event_fd_; // with a loop thread
   bool signalled_ = false;
+  bool fd_wanted_ = false;    // nobody polls what nobody asked for
+  bool notify_later_ = false; // the loop's
   int poll_fd_ = -1;
   std::deque<Event> events_;
   std::unordered_map<const Handle*, std::shared_ptr<void>> held_;
@@ -176,6 +198,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   bool leaving_ = false; // a lost peer is still in the loop
   std::thread loop_thread_;
   std::atomic<std::thread::id> loop_id_{};
+  std::atomic<std::thread::id> waiting_id_{}; // in engine_->wait
   std::mutex turn_mutex_; // caller-driven: who turns the loop
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick

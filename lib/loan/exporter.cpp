@@ -98,7 +98,7 @@ void Exporter::close() noexcept {
     if (closed_) return;
     closed_ = true;
     for (const auto& [tag, peer] : peers_) lose(peer, loss("the exporter closed its context"));
-    changed_.notify_all();
+    notify();
   }
   stop_loop();
   after_turn();
@@ -322,6 +322,7 @@ Result<void> Exporter::on_hello(const std::shared_ptr<ExporterPeer>& peer, chann
     peer->account = std::move(*account);
   }
   peer->version = hello->version;
+  peer->takes_bundles = (received.record->hello.features & channel::FeatureBundles) != 0;
   peer->devices = std::move(hello->devices);
   peer->floors.has_device = hello->wants_device && !peer->devices.empty();
   if (peer->floors.has_device) {
@@ -354,6 +355,7 @@ void Exporter::welcome(const std::shared_ptr<ExporterPeer>& peer) {
   const auto devices = device_entries(gpu_.get());
   channel::Record record = channel::make_record(channel::Type::Welcome);
   record.welcome.version = peer->version;
+  record.welcome.features = peer->takes_bundles ? std::uint32_t{channel::FeatureBundles} : 0;
   record.welcome.device_count = static_cast<std::uint32_t>(devices.size());
   record.welcome.slots = options_.slots;
   if (!send(*peer, record, std::as_bytes(std::span(devices)))) return; // gone before WELCOME: its loss gives the key back
@@ -420,7 +422,7 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
       return on_event_handle(*peer, record.event_handle);
     case Type::Unmapped:
       if (!peer->arena->unmapped(record.chunk.chunk)) return fail(GPULOAN_ERR_PROTOCOL, "UNMAPPED names a chunk that was not recalled");
-      changed_.notify_all();
+      notify();
       return {};
     case Type::PiecesTaken:
       peer->piece_credit = std::min(ExporterPeer::kPiecesMax, peer->piece_credit + std::min(record.pieces_taken.count, ExporterPeer::kPiecesMax));
@@ -461,7 +463,7 @@ Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventH
   if (!event && !peer.events_proven) {
     if (peer.events_refusal.empty()) peer.events_refusal = refused ? "the importer's driver refuses them" : event.error().text;
     GPULOAN_LOG(GPULOAN_LOG_WARNING, "the event gate is off with this peer: " + peer.events_refusal);
-    changed_.notify_all();
+    notify();
     return {};
   }
   if (!event) { // its maker may be dead already; what it sent after this still counts, and an ACK needs no event
@@ -470,7 +472,7 @@ Result<void> Exporter::on_event_handle(ExporterPeer& peer, const channel::EventH
   }
   peer.events[wire.index]->done = std::move(*event);
   peer.events_proven = true;
-  changed_.notify_all();
+  notify();
   for (const auto& [id, loan] : std::unordered_map(peer.loans)) advance(*loan);
   return {};
 }

@@ -147,6 +147,9 @@ class ExporterPeer : public Peer {
   bool peer_access = false; // it works on another device, which reaches the memory of ours
   std::string apart;        // why it can map none of our device's memory
 
+  AdmissionInput last_input; // loans that follow each other are alike: the answer and its words are made once
+  std::optional<Admission> last_admission;
+
   std::vector<std::uint32_t> free_slots, generations;
   // Slots whose last READY is still on its way, with the event behind it. A slot of a lost peer is not used again.
   std::vector<std::pair<std::uint32_t, driver::OwnedEvent>> late_slots;
@@ -260,6 +263,12 @@ class Exporter : public Context {
 
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer,
                                                          std::uint64_t bytes, const LendOptions& options);
+  struct Lent {
+    std::vector<std::shared_ptr<ExportLoan>> loans; // of the first ranges
+    std::optional<Error> refusal;                   // of the next one
+  };
+  // The same for many ranges: their records leave together. Ends at the first range that cannot be lent.
+  [[nodiscard]] Lent lend_many(const std::shared_ptr<ExporterPeer>& peer, std::span<const gpuloan_range> ranges, const LendOptions& options);
   [[nodiscard]] Result<void> ready(const std::shared_ptr<ExportLoan>& loan, cuda::Stream stream);
   [[nodiscard]] Result<void> cancel(const std::shared_ptr<ExportLoan>& loan, std::string_view reason);
   [[nodiscard]] Result<void> reclaim(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
@@ -321,7 +330,12 @@ class Exporter : public Context {
   [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
   void start_turn(ExportLoan& loan);                                            // lock held
   [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire); // lock held
-  [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
+  [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready); // lock held
+  struct Prepared {
+    std::shared_ptr<ExportLoan> loan;
+    bool ready = false; // its READY was posted
+  };
+  [[nodiscard]] Result<Prepared> prepare_loan(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options);
   void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
 
   // prepare.cpp; no lock unless said

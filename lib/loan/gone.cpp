@@ -123,7 +123,7 @@ void Exporter::settle_gone(ExporterPeer& peer) {
     loan->state = step(loan->state, ExportEvent::Gone).next;
     release(*loan);
   }
-  changed_.notify_all();
+  notify();
 }
 
 void Exporter::release(ExportLoan& loan) {

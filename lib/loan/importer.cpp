@@ -57,7 +57,7 @@ void Importer::close() noexcept {
     if (closed_) return;
     closed_ = true;
     for (const auto& [tag, peer] : peers_) lose(peer, loss("the importer closed its context"));
-    changed_.notify_all();
+    notify();
     watched = watch_works();
   }
   const bool quiet = completion_.stop() && watched; // first: they wait, a second at most, for work that uses the memory
@@ -178,6 +178,7 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   channel::Record hello = channel::make_record(channel::Type::Hello);
   hello.hello.version_min = channel::kVersionMin;
   hello.hello.version_max = channel::kVersionMax;
+  hello.hello.features = channel::FeatureBundles;
   std::memcpy(hello.hello.boot_id, boot_.data(), boot_.size());
   if (key != nullptr) {
     hello.hello.has_key = 1;
@@ -218,6 +219,7 @@ Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
     auto welcome = channel::check_welcome(received);
     if (!welcome) return forward(std::move(welcome.error()));
     peer.version = welcome->version;
+    peer.takes_bundles = (received.record->welcome.features & channel::FeatureBundles) != 0;
     peer.devices = std::move(welcome->devices);
     peer.floors.has_device = !peer.devices.empty();
     if (peer.floors.has_device) peer.floors.floors = peer.devices.front().floors;
@@ -250,7 +252,7 @@ Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
     GPULOAN_TRY(peer.words.check_seal());
     send(peer, channel::make_record(Type::PagesChecked));
     peer.phase = Phase::Ready;
-    changed_.notify_all();
+    notify();
     return {};
   }
   return fail(GPULOAN_ERR_PROTOCOL, "a record came out of turn in the handshake");
@@ -311,7 +313,7 @@ Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel
           request_tick();
         }
         if (loan->state == ImportState::Idle) end(*loan, trash);
-        changed_.notify_all();
+        notify();
       }
       dispose(std::move(trash));
       return {};
@@ -474,7 +476,7 @@ Result<void> Importer::on_export(const std::shared_ptr<ImporterPeer>& peer, cons
     hold(loan->handle, loan); // the reference that the event brings to the caller
     push_event({GPULOAN_EVENT_LOAN_OFFERED, GPULOAN_OK, peer, loan, nullptr, ""});
   }
-  changed_.notify_all();
+  notify();
   request_tick();
   return {};
 }
@@ -494,7 +496,7 @@ void Importer::on_ready(ImporterPeer& peer, const channel::Turn& turn) {
     loan.next_turn = turn.turn;
     loan.step_ns[GPULOAN_STEP_READY] = turn.at_ns;
   }
-  changed_.notify_all();
+  notify();
   request_tick();
 }
 

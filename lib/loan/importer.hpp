@@ -169,6 +169,9 @@ class Importer : public Context {
   [[nodiscard]] Result<View> acquire(const std::shared_ptr<ImportLoan>& loan, bool on_stream, cuda::Stream stream, std::uint32_t timeout_ms);
   [[nodiscard]] Result<void> used_on(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream);
   [[nodiscard]] Result<void> done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream);
+  // The same for many, one after the other: what they have to say leaves together. Ends at the first that is refused; `count`: those
+  // before it.
+  [[nodiscard]] Result<void> done_many(std::span<const std::shared_ptr<ImportLoan>> loans, cuda::Stream stream, std::uint32_t& count);
   // status OK: an ordinary return; FAILED: with the reason why the work failed.
   [[nodiscard]] Result<void> give_back(const std::shared_ptr<ImportLoan>& loan, gpuloan_status status, std::string_view reason);
   [[nodiscard]] Result<void> wait_done(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms);
@@ -238,6 +241,13 @@ class Importer : public Context {
   void dispose(Trash trash);
 
   // work.cpp; lock held unless said
+  struct Posted { // DONE of a turn, on its way
+    std::shared_ptr<ImportLoan> loan;
+    std::shared_ptr<driver::OwnedEvent> behind;
+    bool passed = false;
+  };
+  [[nodiscard]] Result<Posted> begin_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream); // no lock
+  [[nodiscard]] Result<void> settle_done(Posted& posted, Trash& trash);
   [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
   void pin_words(ImportLoan& loan); // no lock
   void look_at_work(ImportLoan& loan, Trash& trash);

@@ -108,7 +108,7 @@ void Importer::take_piece(const std::shared_ptr<ImporterPeer>& peer, const std::
     }
   }
   dispose(std::move(trash));
-  changed_.notify_all();
+  notify();
   request_tick();
 }
 

@@ -115,11 +115,17 @@ Result<Admission> Exporter::admit_to(ExporterPeer& peer, const Place& place, std
     input.unprovable = unprovable(peer);
     input.rungs = options.rungs != 0 ? (options.rungs & options_.rungs) : options_.rungs;
     input.policy = options.policy;
+    if (peer.last_admission && peer.last_input == input) return *peer.last_admission;
   }
   auto admission = admit(input);
   if (admission && (admission->carrier == Carrier::Stage || admission->carrier == Carrier::Ring) && bytes > 0) {
     input.free_bytes = free_bytes(peer);
-    admission = admit(input);
+    return admit(input);
+  }
+  if (admission) {
+    const Lock lock(mutex_);
+    peer.last_input = input;
+    peer.last_admission = *admission;
   }
   return admission;
 }
@@ -279,7 +285,6 @@ Result<void> Exporter::announce_memory(ExportLoan& loan, channel::Export& wire) 
 
 Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bool ready) {
   ExporterPeer& peer = loan.exporter_peer();
-  const Lock lock(mutex_);
   if (peer.lost || closed_) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer.loss.text);
   if (loan.carrier == Carrier::Ring && loan.bytes > 0 && peer.copies_broken) { // its rings do not move any more
     return fail(peer.copies_error.status, "a copy of the host rung failed with this peer: " + peer.copies_error.text + "; let it connect again, or allow another rung");
@@ -310,8 +315,9 @@ Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bo
   start_turn(loan);
   send(peer, record, loan.metadata);
   pump(peer);
-  // Under the host gate the importer's CPU stores DONE, and its record follows: no loop has to be woken to look for it.
-  if (loan.carrier != Carrier::Direct || loan.gate != GPULOAN_GATE_HOST) request_tick();
+  // Where the importer's CPU stores DONE its record follows: no loop has to be woken to look for it.
+  const bool stored = loan.gate == GPULOAN_GATE_HOST || !peer.floors.has_device;
+  if (loan.carrier != Carrier::Direct || !stored) request_tick();
   return {};
 }
 
@@ -347,8 +353,9 @@ bool Exporter::needs_proof(ExporterPeer& peer, Trial trial, std::uint64_t bytes,
   return canary.verdict == GPULOAN_CANARY_NOT_ATTEMPTED && !kept;
 }
 
-Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
-                                                   const LendOptions& options) {
+// All but the records.
+Result<Exporter::Prepared> Exporter::prepare_loan(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
+                                                  const LendOptions& options) {
   {
     const Lock lock(mutex_);
     if (peer->lost) return fail(GPULOAN_ERR_PEER_LOST, "the peer is gone: " + peer->loss.text);
@@ -373,18 +380,73 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
   auto loan = enter(peer, *place, pointer, bytes, options, *admission);
   if (!loan) return forward(std::move(loan.error()));
   (*loan)->stream = options.stream;
+  Result<bool> posted = false;
+  try {
+    auto prepared = prepare(**loan, options);
+    posted = prepared ? post_turn(**loan, options.stream) : forward(std::move(prepared.error()));
+  } catch (const std::bad_alloc&) {
+    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+  }
+  if (posted) return Prepared{std::move(*loan), *posted};
+  abandon(*loan, posted.error());
+  return forward(std::move(posted.error()));
+}
+
+Exporter::Lent Exporter::lend_many(const std::shared_ptr<ExporterPeer>& peer, std::span<const gpuloan_range> ranges, const LendOptions& options) {
+  Lent out;
+  std::vector<Prepared> prepared;
+  out.loans.reserve(ranges.size());
+  prepared.reserve(ranges.size());
+  const auto prepare_one = [&](const gpuloan_range& range) -> Result<void> { // what throws must not take the others with it
+    try {
+      auto loan = prepare_loan(peer, range.pointer, range.bytes, options);
+      if (!loan) return forward(std::move(loan.error()));
+      prepared.push_back(std::move(*loan));
+      return {};
+    } catch (const std::bad_alloc&) {
+      return fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+    }
+  };
+  for (const gpuloan_range& range : ranges) {
+    auto one = prepare_one(range);
+    if (one) continue;
+    out.refusal = std::move(one.error());
+    break;
+  }
+  {
+    const Lock lock(mutex_);
+    const Bundling records(*this, *peer);
+    for (const Prepared& loan : prepared) {
+      Result<void> done;
+      try {
+        done = announce(*loan.loan, options, loan.ready);
+      } catch (const std::bad_alloc&) {
+        done = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+      }
+      if (!done) {
+        out.refusal = std::move(done.error());
+        break;
+      }
+      out.loans.push_back(loan.loan);
+    }
+  }
+  for (std::size_t at = out.loans.size(); at < prepared.size(); ++at) abandon(prepared[at].loan, *out.refusal);
+  return out;
+}
+
+Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes,
+                                                   const LendOptions& options) {
+  auto prepared = prepare_loan(peer, pointer, bytes, options);
+  if (!prepared) return forward(std::move(prepared.error()));
   Result<void> done;
   try {
-    done = prepare(**loan, options);
-    if (done) {
-      auto ready_posted = post_turn(**loan, options.stream);
-      done = ready_posted ? announce(**loan, options, *ready_posted) : forward(std::move(ready_posted.error()));
-    }
+    const Lock lock(mutex_);
+    done = announce(*prepared->loan, options, prepared->ready);
   } catch (const std::bad_alloc&) {
     done = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
   }
-  if (done) return loan;
-  abandon(*loan, done.error());
+  if (done) return std::move(prepared->loan);
+  abandon(prepared->loan, done.error());
   return forward(std::move(done.error()));
 }
 

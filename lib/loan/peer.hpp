@@ -26,15 +26,14 @@ class Handle {
 };
 
 struct Outgoing {
-  channel::Record record;
-  std::vector<std::byte> tail;
+  std::vector<std::byte> message;
   std::vector<UniqueFd> fds;
 };
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   enum class Phase : std::uint8_t { Hello, Welcome, Mapped, Sealed, Checked, Ready };
-  static constexpr std::size_t kOutboxMax = 8192; // records; a peer that lets more pile up does not read
+  static constexpr std::size_t kOutboxMax = 8192; // messages; a peer that lets more pile up does not read
 
   explicit Peer(std::shared_ptr<Context> owner) : context(std::move(owner)) {}
   virtual ~Peer() = default;
@@ -56,6 +55,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool stalled = false; // the outbox waits for something that writability does not tell of
   std::deque<Outgoing> outbox;
   std::uint16_t version = 0;
+  bool takes_bundles = false; // messages of several records
   std::vector<channel::DeviceEntry> devices;
   std::int32_t pid = 0;
   std::string account;

@@ -72,7 +72,7 @@ void Exporter::turn_done(ExportLoan& loan) {
     copied_bytes_ += loan.bytes;
   }
   if (!loan.canary_loan) push_event({GPULOAN_EVENT_LOAN_DONE, GPULOAN_OK, loan.peer, loan.shared_from_this(), nullptr, ""});
-  changed_.notify_all();
+  notify();
 }
 
 void Exporter::advance_turn(ExportLoan& loan) {
@@ -135,7 +135,7 @@ void Exporter::fail_loan(ExportLoan& loan, gpuloan_status status, std::string te
     record.cancel.status = loan.outcome;
     send_text(peer, record, loan.outcome_text);
   }
-  changed_.notify_all();
+  notify();
 }
 
 namespace {
@@ -186,7 +186,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   if (loan.canary_loan) request_tick(); // where nobody waits for it, the tick judges it
   else push_ended(self);
   report_lost(peer);
-  changed_.notify_all();
+  notify();
 }
 
 // A READY that is still queued on a stream (the loan was cancelled before its producer was through) would overwrite the

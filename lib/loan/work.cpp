@@ -68,50 +68,57 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   return true;
 }
 
-Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+Result<Importer::Posted> Importer::begin_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
   if (gpu_ && !gate::is_cpu(stream)) {
     driver::Gpu::Scope scope(*gpu_);
     GPULOAN_TRY(scope.ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
   }
-  auto behind = std::make_shared<driver::OwnedEvent>(); // now: nothing may fail for want of it once DONE is posted
+  // Now: nothing may fail for want of it once DONE is posted.
+  Posted out{loan, std::make_shared<driver::OwnedEvent>()};
   {
     const Lock lock(mutex_);
     if (loan->state != ImportState::Held || loan->posting) {
-      if (loan->outcome != GPULOAN_OK) return loan->outcome_result();
+      if (loan->outcome != GPULOAN_OK) return forward(std::move(loan->outcome_result().error()));
       return fail(GPULOAN_ERR_STATE, std::string("no turn of the loan is acquired, it is ") + name(loan->state));
     }
     loan->posting = true;
-    if (loan->spare) behind = std::move(loan->spare);
+    if (loan->spare) out.behind = std::move(loan->spare);
   }
   Result<bool> posted = false;
   try {
-    posted = post_done(loan, stream, *behind);
+    posted = post_done(loan, stream, *out.behind);
   } catch (const std::bad_alloc&) {
     posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
   }
-  Trash trash;
-  Lock lock(mutex_);
-  loan->posting = false;
-  if (!posted) { // the turn is still the caller's: done can be tried again, or the loan returned
-    return forward(std::move(posted.error()));
+  if (posted) {
+    out.passed = *posted;
+    return out;
   }
+  const Lock lock(mutex_);
+  loan->posting = false; // the turn is still the caller's: done can be tried again, or the loan returned
+  return forward(std::move(posted.error()));
+}
+
+Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
+  const std::shared_ptr<ImportLoan>& loan = posted.loan;
+  loan->posting = false;
   const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
   loan->state = step(loan->state, ImportEvent::Done).next;
   if (loan->cancelled || (loan->finish && !next_ready(*loan))) loan->state = step(loan->state, ImportEvent::Return).next;
-  if (*posted) {
+  if (posted.passed) {
     loan->mark(GPULOAN_STEP_DONE);
     loan->turns_done = loan->turn;
     complete(*loan, trash);
   } else if (ring) {
     ImporterPeer& peer = loan->importer_peer();
-    loan->work = std::move(*behind);
+    loan->work = std::move(*posted.behind);
     if (!loan->cancelled) peer.to_exporter->start(loan->id, loan->turn, loan->pointer, loan->bytes);
     pump(peer);
     request_tick();
   } else {
     if (loan->gate == GPULOAN_GATE_EVENT) send_done(*loan, 0); // RECORDED: the exporter may query from now on
-    loan->behind = std::move(behind);
+    loan->behind = std::move(posted.behind);
     loan->behind_watched = false;
     loan->behind_ns = now_ns();
     if (!options_.loop_thread) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
@@ -123,9 +130,47 @@ Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Strea
       }
     }
   }
-  const Result<void> outcome = loan->outcome_result();
-  lock.unlock();
-  return outcome;
+  return loan->outcome_result();
+}
+
+Result<void> Importer::done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+  auto posted = begin_done(loan, stream);
+  if (!posted) return forward(std::move(posted.error()));
+  Trash trash;
+  const Lock lock(mutex_);
+  return settle_done(*posted, trash);
+}
+
+Result<void> Importer::done_many(std::span<const std::shared_ptr<ImportLoan>> loans, cuda::Stream stream, std::uint32_t& count) {
+  std::vector<Posted> posted;
+  posted.reserve(loans.size());
+  Result<void> refused;
+  const auto out_of_memory = [] { return fail(GPULOAN_ERR_NO_MEMORY, "out of memory"); };
+  for (const auto& loan : loans) { // what throws must not leave the others half done
+    try {
+      auto begun = begin_done(loan, stream);
+      if (begun) posted.push_back(std::move(*begun));
+      else refused = forward(std::move(begun.error()));
+    } catch (const std::bad_alloc&) {
+      refused = out_of_memory();
+    }
+    if (!refused) break;
+  }
+  Trash trash;
+  const Lock lock(mutex_);
+  for (count = 0; count < posted.size();) { // peer by peer, in the order given
+    Peer& peer = *posted[count].loan->peer;
+    const Bundling records(*this, peer);
+    for (; count < posted.size() && posted[count].loan->peer.get() == &peer; ++count) {
+      try {
+        auto settled = settle_done(posted[count], trash);
+        if (!settled && refused) refused = std::move(settled);
+      } catch (const std::bad_alloc&) {
+        if (refused) refused = out_of_memory();
+      }
+    }
+  }
+  return refused;
 }
 
 void Importer::pump(ImporterPeer& peer) {
@@ -164,7 +209,7 @@ void Importer::pump(ImporterPeer& peer) {
     trash.push_back(std::move(entry.second));
     return true;
   });
-  if (!sink.landed.empty()) changed_.notify_all();
+  if (!sink.landed.empty()) notify();
   dispose(std::move(trash));
   if (!moved && !peer.lost) { // without a working device the connection is worth nothing
     const auto it = peers_.find(peer.tag);

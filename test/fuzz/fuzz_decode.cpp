@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Any message through decode(): data, control buffer and flags as an engine would hand them over. The control buffer's
+// Any message through decode() and, where it has several records, decode_next(): data, control buffer and flags as an engine would hand them over. The control buffer's
 // descriptors are real ones. Whatever decode() says, all of them are closed once its result is gone; what it lets through
 // is a record that carries exactly what its type allows.
 //
@@ -54,16 +54,26 @@ struct Message {
   [[nodiscard]] loop::Message view() const { return {std::span(data).first(data_bytes), std::span(control).first(control_bytes), flags}; }
 };
 
-void check_accepted(const Message& message, const channel::Received& received) {
-  FUZZ_REQUIRE((message.flags & (MSG_TRUNC | MSG_CTRUNC)) == 0);
-  FUZZ_REQUIRE(message.control_bytes <= loop::kControlBytes);
+void check_record(const channel::Received& received) {
   const channel::Header& header = received.record->header;
   FUZZ_REQUIRE(header.magic == channel::kMagic && header.reserved == 0);
   const channel::TypeRule* rule = channel::rule_of(header.type);
   FUZZ_REQUIRE(rule != nullptr && rule->type == received.type());
   FUZZ_REQUIRE(received.fds.size() == rule->fd_count && header.fd_count == rule->fd_count);
   FUZZ_REQUIRE(received.tail.size() == header.tail_bytes && header.tail_bytes <= rule->tail_max);
-  FUZZ_REQUIRE(message.data_bytes == channel::kRecordBytes + header.tail_bytes);
+}
+
+void check_accepted(const Message& message, const channel::Received& received) {
+  FUZZ_REQUIRE((message.flags & (MSG_TRUNC | MSG_CTRUNC)) == 0);
+  FUZZ_REQUIRE(message.control_bytes <= loop::kControlBytes);
+  check_record(received);
+  const std::size_t ends = channel::kRecordBytes + received.record->header.tail_bytes;
+  if (received.rest.empty()) {
+    FUZZ_REQUIRE(message.data_bytes == ends);
+  } else {
+    FUZZ_REQUIRE(received.fds.size() == 0 && received.rest.size() >= channel::kRecordBytes);
+    FUZZ_REQUIRE(message.data_bytes == channel::bundle_step(ends) + received.rest.size());
+  }
   FUZZ_REQUIRE(received.fds.size() + (received.sender.pidfd ? 1U : 0U) == message.fds.size());
 }
 
@@ -75,6 +85,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto received = channel::decode(message.view());
     if (received) {
       check_accepted(message, *received);
+      std::size_t records = 1;
+      for (auto rest = received->rest; !rest.empty();) {
+        const auto next = channel::decode_next(rest);
+        if (!next) {
+          FUZZ_REQUIRE(next.error().status == GPULOAN_ERR_PROTOCOL);
+          break;
+        }
+        check_record(*next);
+        FUZZ_REQUIRE(next->fds.size() == 0 && next->rest.size() < rest.size() && ++records <= loop::kDataBytes / channel::kRecordBytes);
+        rest = next->rest;
+      }
       for (const int fd : message.fds) FUZZ_REQUIRE(fuzz::is_open(fd));
     } else {
       FUZZ_REQUIRE(received.error().status == GPULOAN_ERR_PROTOCOL || received.error().status == GPULOAN_ERR_FD_LIMIT);

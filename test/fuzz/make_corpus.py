@@ -55,6 +55,10 @@ decode = {
     "magic": message(fds(1), record(CHUNK, 1, magic=1)),
     "version": message(b"", record(ACK, version=2)),
     "type": message(b"", record(29)),
+    "several": message(b"", record(EXPORT, tail=b"x" * 16) + record(ACK) + record(ACK)),
+    "several-padded": message(b"", record(EXPORT, tail=b"x" * 9) + b"\0" * 7 + record(ACK, tail=b"why")),
+    "several-cut": message(b"", record(ACK) + record(ACK)[:-1]),
+    "several-chunk": message(fds(1), record(CHUNK, 1) + record(ACK)),
     "short": message(fds(1), record(CHUNK, 1)[:127]),
 }
 body = struct.pack("<HHIII", 1, 1, 0, 0, 0).ljust(112, b"\0")

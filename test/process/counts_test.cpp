@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace {
 
@@ -129,16 +130,20 @@ class Pair {
   void lend_all() {
     for (std::uint32_t at = 0; at < kLoans; ++at) loans_[at] = lend(at);
   }
+  void lend_together() {
+    std::vector<gpuloan_range> ranges;
+    for (std::uint32_t at = 0; at < kLoans; ++at) ranges.push_back({base() + at * kBytes, kBytes});
+    std::vector<gpuloan::Loan> lent;
+    peer_.lend_many(ranges, options(), lent);
+    std::move(lent.begin(), lent.end(), loans_.begin());
+  }
   void give_back(std::uint32_t count) {
-    for (std::uint32_t at = 0; at < count;) {
-      auto event = importer_.next_event(kPatience);
-      expect(event.has_value(), "no loan was offered");
-      if (event->type() != GPULOAN_EVENT_LOAN_OFFERED) continue;
-      gpuloan::Loan loan = event->take_loan();
-      static_cast<void>(loan.acquire(kPatience));
-      loan.done(GPULOAN_STREAM_CPU);
-      ++at;
-    }
+    for (std::uint32_t at = 0; at < count; ++at) take_offer().done(GPULOAN_STREAM_CPU);
+  }
+  void give_back_together() {
+    std::vector<gpuloan::Loan> taken;
+    while (taken.size() < kLoans) taken.push_back(take_offer());
+    gpuloan::Loan::done_many(taken, GPULOAN_STREAM_CPU);
   }
   void take_ends(std::uint32_t count) {
     for (std::uint32_t ended = 0; ended < count;) {
@@ -152,13 +157,24 @@ class Pair {
   }
 
  private:
-  gpuloan::Loan lend(std::uint32_t place) {
+  [[nodiscard]] gpuloan_lend_options options() const {
     auto options = gpuloan::init<gpuloan_lend_options>();
     options.access = GPULOAN_ACCESS_WRITE;
     options.memory = device_ ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
     options.stream = GPULOAN_STREAM_CPU;
-    const std::uint64_t base = device_ ? region_.pointer() : reinterpret_cast<std::uint64_t>(region_.host());
-    return peer_.lend(base + place * kBytes, kBytes, options);
+    return options;
+  }
+  [[nodiscard]] std::uint64_t base() const { return device_ ? region_.pointer() : reinterpret_cast<std::uint64_t>(region_.host()); }
+  gpuloan::Loan lend(std::uint32_t place) { return peer_.lend(base() + place * kBytes, kBytes, options()); }
+  gpuloan::Loan take_offer() {
+    for (;;) {
+      auto event = importer_.next_event(kPatience);
+      expect(event.has_value(), "no loan was offered");
+      if (event->type() != GPULOAN_EVENT_LOAN_OFFERED) continue;
+      gpuloan::Loan loan = event->take_loan();
+      static_cast<void>(loan.acquire(kPatience));
+      return loan;
+    }
   }
   bool device_;
   gpuloan::Context exporter_, importer_;
@@ -188,7 +204,8 @@ bool within(const char* what, const Count& sum, const Count& bar, bool device) {
   return good;
 }
 
-bool measure(bool device, const Bars& bars) {
+bool measure(bool device, bool together, const Bars& bars) {
+  std::printf("# %s, %s\n", device ? "a simulated device" : "no device", together ? "many in each call" : "one in each call");
   std::unique_ptr<Gpu> gpu;
   if (device) gpu = std::make_unique<Gpu>("sim");
   Pair pair(device);
@@ -197,10 +214,10 @@ bool measure(bool device, const Bars& bars) {
   for (std::uint32_t round = 0; round < kRounds + 4; ++round) {
     if (round == 4) lending = returning = ending = {}; // the first ones warm up: tables and queues grow
     meter.start();
-    pair.lend_all();
+    together ? pair.lend_together() : pair.lend_all();
     meter.stop(lending);
     meter.start();
-    pair.give_back(kLoans);
+    together ? pair.give_back_together() : pair.give_back(kLoans);
     meter.stop(returning);
     meter.start();
     pair.take_ends(kLoans);
@@ -215,8 +232,10 @@ int body() {
   const TempFolder folder("gpuloan-counts");
   use_private_sim(folder);
   try {
-    bool good = measure(false, {{32, 272, 0}, {35, 87, 0}, {2, 8, 0}});
-    good = measure(true, {{0, 0, 48}, {0, 0, 48}, {0, 0, 0}}) && good;
+    bool good = measure(false, false, {{16, 112, 0}, {18, 87, 0}, {2, 7, 0}});
+    good = measure(false, true, {{1, 121, 0}, {3, 95, 0}, {2, 7, 0}}) && good;
+    good = measure(true, false, {{0, 0, 48}, {0, 0, 48}, {0, 0, 0}}) && good;
+    good = measure(true, true, {{0, 0, 48}, {0, 0, 48}, {0, 0, 0}}) && good;
     return good ? 0 : 1;
   } catch (const Failure& failure) {
     std::fprintf(stderr, "counts_test: %s\n", failure.text.c_str());

@@ -73,6 +73,13 @@ Record made(Type type, Fill fill) {
   return record;
 }
 
+// One message of these records.
+std::vector<unsigned char> together(std::span<const Record> records) {
+  std::vector<unsigned char> bytes(records.size_bytes());
+  std::memcpy(bytes.data(), records.data(), records.size_bytes());
+  return bytes;
+}
+
 // ---- In the handshake ---------------------------------------------------------------------------------------------
 
 // After HELLO the only record that may come is PAGES_MAPPED, then PAGES_CHECKED. A peer that was never ready is dropped
@@ -96,6 +103,10 @@ void out_of_turn(const Bench& bench) {
   static_cast<void>(twice.expect_type(Type::PagesSealed));
   twice.send(raw_record(Type::PagesMapped));
   twice.expect_closed();
+  RawClient hasty = scene.stranger();
+  const Record both[] = {raw_hello(), raw_record(Type::PagesMapped)};
+  hasty.send_bytes(together(both));
+  hasty.expect_closed();
   scene.good_loan();
   expect_equal(scene.exporter.stats().peers, 1U, "peers");
   scene.worker.close();
@@ -238,10 +249,13 @@ constexpr std::pair<const char*, Attack> kAttacks[] = {
 void lies_about_a_loan(const Bench& bench) {
   Scene scene(bench);
   for (const std::uint64_t bytes : {0U, 5000U}) {
-    for (const auto& [what, attack] : kAttacks) {
+    for (std::size_t at = 0; at < 2 * std::size(kAttacks); ++at) {
+      const auto& [what, attack] = kAttacks[at / 2];
       Scene::Enemy enemy = scene.enemy();
       Target target = lend_to(scene, enemy, bytes);
-      for (const Record& record : attack(target.wire)) enemy.client.send(record);
+      const std::vector<Record> records = attack(target.wire);
+      if (at % 2 == 0) enemy.client.send_bytes(together(records)); // in one message, or each in its own
+      else for (const Record& record : records) enemy.client.send(record);
       scene.expect_dropped(enemy, what);
       expect(gpuloan_loan_wait_end(target.lent, kWaitMs) != GPULOAN_ERR_TIMEOUT, std::string(what) + ": the loan does not end");
       expect(target.lent.report().outcome != GPULOAN_OK, std::string(what) + ": the loan is called a success");
@@ -286,6 +300,49 @@ void ack_without_done(const Bench& bench) {
   scene.worker.close();
 }
 
+// What may share a message, and what may not: the records before the one that is wrong count.
+void records_in_one_message(const Bench& bench) {
+  Scene scene(bench);
+  {
+    Scene::Enemy peer = scene.enemy();
+    Target target = lend_to(scene, peer, 5000);
+    Record ack = ack_of(target.wire);
+    ack.ack.turns_done = 1;
+    const Record records[] = {done_of(target.wire, 1), ack};
+    peer.client.send_bytes(together(records));
+    target.lent.ended();
+    target.region.destroy();
+    peer.client.close();
+    static_cast<void>(scene.exporter.event(GPULOAN_EVENT_PEER_LOST));
+  }
+  struct Wrong {
+    const char* what;
+    void (*change)(std::vector<unsigned char>& message);
+    bool descriptor;
+  };
+  const Wrong wrongs[] = {
+      {"a second record that is cut", [](auto& message) { message.resize(message.size() - 1); }, false},
+      {"a second record of zeros", [](auto& message) { std::fill(message.begin() + 128, message.end(), 0); }, false},
+      {"a second record that declares a tail", [](auto& message) { message[128 + 10] = 1; }, false},
+      {"a second record that declares a descriptor", [](auto& message) { message[128 + 8] = 1; }, false},
+      {"a descriptor beside two records", [](auto&) {}, true},
+  };
+  for (const Wrong& wrong : wrongs) {
+    Scene::Enemy enemy = scene.enemy();
+    Target target = lend_to(scene, enemy, 5000);
+    const Record records[] = {done_of(target.wire, 1), done_of(target.wire, 1)};
+    std::vector<unsigned char> message = together(records);
+    wrong.change(message);
+    const int fd = 2;
+    enemy.client.send_bytes(message, wrong.descriptor ? std::span<const int>(&fd, 1) : std::span<const int>());
+    scene.expect_dropped(enemy, wrong.what);
+    expect(gpuloan_loan_wait_end(target.lent, kWaitMs) != GPULOAN_ERR_TIMEOUT, std::string(wrong.what) + ": the loan does not end");
+    target.region.destroy();
+  }
+  scene.good_loan();
+  scene.worker.close();
+}
+
 // A peer that reads nothing: what waits for it is bounded, and it is dropped.
 void deaf_peer(const Bench& bench) {
   Scene scene(bench);
@@ -311,6 +368,7 @@ constexpr Case kCases[] = {
     {"lies about a loan", lies_about_a_loan},
     {"odd outcomes", odd_outcomes},
     {"ACK without DONE", ack_without_done},
+    {"records in one message", records_in_one_message},
     {"a peer that reads nothing", deaf_peer},
 };
 

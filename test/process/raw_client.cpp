@@ -38,6 +38,7 @@ channel::Record raw_hello(const gpuloan_key* key) {
   channel::Record record = raw_record(channel::Type::Hello);
   record.hello.version_min = 1;
   record.hello.version_max = 1;
+  record.hello.features = 1;
   read_boot_id(record.hello.boot_id);
   if (key != nullptr) {
     record.hello.has_key = 1;

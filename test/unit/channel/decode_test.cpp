@@ -84,6 +84,86 @@ TEST_CASE("a wrong header field is refused and named") {
   }
 }
 
+namespace {
+
+// A message of these records.
+Letter several(std::initializer_list<std::pair<Type, std::size_t>> records) {
+  Bundle bundle;
+  std::array<std::byte, kTailMax> tail = {};
+  for (const auto& [type, bytes] : records) CHECK(bundle.add(make_record(type), std::span(tail).first(bytes)));
+  Letter letter;
+  std::memcpy(letter.data.data(), bundle.bytes().data(), bundle.bytes().size());
+  letter.data_bytes = bundle.bytes().size();
+  return letter;
+}
+
+} // namespace
+
+TEST_CASE("the records of one message come in their order, each with its tail") {
+  const Letter letter = several({{Type::Export, 5}, {Type::Ready, 0}, {Type::Cancel, 16}});
+  const auto first = decode(letter.message());
+  REQUIRE(first.has_value());
+  CHECK((first->type() == Type::Export && first->tail.size() == 5));
+  const auto second = decode_next(first->rest);
+  REQUIRE(second.has_value());
+  CHECK((second->type() == Type::Ready && second->tail.empty()));
+  const auto third = decode_next(second->rest);
+  REQUIRE(third.has_value());
+  CHECK((third->type() == Type::Cancel && third->tail.size() == 16 && third->rest.empty()));
+}
+
+TEST_CASE("a message holds what a receiver has room for") {
+  Bundle bundle;
+  std::size_t records = 0;
+  while (bundle.add(make_record(Type::Ack), {})) ++records;
+  CHECK(records == (kRecordBytes + kTailMax) / kRecordBytes);
+  CHECK(bundle.bytes().size() <= loop::kDataBytes);
+  bundle.clear();
+  CHECK(bundle.bytes().empty());
+  CHECK(bundle.add(make_record(Type::Ack), {}));
+}
+
+TEST_CASE("a second record that is cut, or lies, is refused") {
+  const DescriptorGuard guard;
+  Letter cut = several({{Type::Ready, 0}, {Type::Ready, 0}});
+  cut.data_bytes -= 1;
+  check_fails(decode(cut.message()), GPULOAN_ERR_PROTOCOL, "tail of 0 bytes, 127 came");
+  cut = several({{Type::Ready, 0}, {Type::Ready, 0}, {Type::Ready, 0}});
+  cut.data_bytes -= 64;
+  auto first = decode(cut.message());
+  REQUIRE(first.has_value());
+  check_fails(decode_next(first->rest), GPULOAN_ERR_PROTOCOL, "tail of 0 bytes, 64 came");
+  struct Wrong {
+    void (*change)(Header&);
+    const char* text;
+  };
+  for (const Wrong& wrong : {Wrong{[](Header& h) { h.magic = 0; }, "magic"}, {[](Header& h) { h.type = 0; }, "unknown type 0"},
+                             {[](Header& h) { h.tail_bytes = 0xFFFF; }, "tail of 65535"}, {[](Header& h) { h.fd_count = 1; }, "declares 1 descriptors"}}) {
+    Letter letter = several({{Type::Ready, 0}, {Type::Ready, 0}});
+    Header second;
+    std::memcpy(&second, letter.data.data() + kRecordBytes, sizeof second);
+    wrong.change(second);
+    std::memcpy(letter.data.data() + kRecordBytes, &second, sizeof second);
+    first = decode(letter.message());
+    REQUIRE(first.has_value());
+    check_fails(decode_next(first->rest), GPULOAN_ERR_PROTOCOL, wrong.text);
+  }
+}
+
+TEST_CASE("descriptors belong to a record that is alone in its message") {
+  const DescriptorGuard guard;
+  Letter before = good(Type::Chunk); // the first record's
+  const Record more = make_record(Type::Ready);
+  std::memcpy(before.data.data() + before.data_bytes, &more, sizeof more);
+  before.data_bytes += sizeof more;
+  check_fails(decode(before.message()), GPULOAN_ERR_PROTOCOL, "CHUNK declares a tail of 0 bytes, 128 came");
+  Letter behind = good(Type::Chunk); // the second record's
+  Letter both = several({{Type::Ready, 0}, {Type::Chunk, 0}});
+  std::memcpy(behind.data.data(), both.data.data(), both.data_bytes);
+  behind.data_bytes = both.data_bytes;
+  check_fails(decode(behind.message()), GPULOAN_ERR_PROTOCOL, "READY declares 0 descriptors, 1 came");
+}
+
 TEST_CASE("HELLO and REFUSED are read whatever their version") {
   for (const Type type : {Type::Hello, Type::Refused}) {
     for (const std::uint16_t version : {std::uint16_t{0}, std::uint16_t{1}, std::uint16_t{2}, std::uint16_t{0xFFFF}}) {

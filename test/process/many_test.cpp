@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+//
+// Many loans in one call: more than a message holds, in their order, and what becomes of the others when one is refused.
+#include "../support/check.hpp"
+#include "../support/host.hpp"
+
+#include <gpuloan/gpuloan.hpp>
+
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+namespace loan_test {
+namespace {
+
+using gpuloan::Milliseconds;
+
+constexpr Milliseconds kPatience{20'000};
+constexpr std::uint64_t kBytes = 256;
+constexpr std::size_t kMany = 100; // a message has room for 33 records
+
+gpuloan::Context make(std::uint32_t role) {
+  auto options = gpuloan::init<gpuloan_context_options>();
+  options.role = role;
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+  return gpuloan::Context::create(options);
+}
+
+gpuloan::Event next(gpuloan::Context& context, gpuloan_event_type type) {
+  while (auto event = context.next_event(kPatience)) {
+    if (event->type() == type) return std::move(*event);
+  }
+  fail("an event did not come");
+}
+
+struct Pair {
+  gpuloan::Context exporter = make(GPULOAN_ROLE_EXPORTER), importer = make(GPULOAN_ROLE_IMPORTER);
+  gpuloan::Peer peer, to_exporter;
+  gpuloan::Region region;
+
+  Pair() {
+    SocketPair ends = make_socketpair();
+    exporter.attach(ends.left.get(), "many");
+    static_cast<void>(ends.left.release());
+    to_exporter = importer.adopt(ends.right.release(), kPatience);
+    peer = next(exporter, GPULOAN_EVENT_PEER_READY).take_peer();
+    auto wish = gpuloan::init<gpuloan_region_options>();
+    wish.bytes = kMany * kBytes;
+    wish.access = GPULOAN_ACCESS_WRITE;
+    wish.memory = GPULOAN_MEMORY_HOST;
+    region = peer.create_region(wish);
+  }
+  [[nodiscard]] gpuloan_range range(std::size_t at) const { return {reinterpret_cast<std::uint64_t>(region.host()) + at * kBytes, kBytes}; }
+  [[nodiscard]] static gpuloan_lend_options options() {
+    auto options = gpuloan::init<gpuloan_lend_options>();
+    options.access = GPULOAN_ACCESS_WRITE;
+    options.memory = GPULOAN_MEMORY_HOST;
+    options.stream = GPULOAN_STREAM_CPU;
+    return options;
+  }
+  [[nodiscard]] gpuloan::Loan offered() { return next(importer, GPULOAN_EVENT_LOAN_OFFERED).take_loan(); }
+};
+
+template <typename Call>
+void expect_refused(gpuloan_status status, Call call) {
+  try {
+    call();
+  } catch (const gpuloan::StatusError& error) {
+    expect_equal(error.status(), status, "the refusal");
+    return;
+  }
+  fail("it was not refused");
+}
+
+void in_order() {
+  Pair pair;
+  for (int round = 1; round <= 2; ++round) { // the first announces the chunk, with its descriptor, between the records
+    std::vector<gpuloan_range> ranges;
+    for (std::size_t at = 0; at < kMany; ++at) ranges.push_back(pair.range(at));
+    std::vector<gpuloan::Loan> lent, taken;
+    pair.peer.lend_many(ranges, Pair::options(), lent);
+    expect_equal(lent.size(), kMany, "loans that are out");
+    for (std::size_t at = 0; at < kMany; ++at) {
+      taken.push_back(pair.offered());
+      expect_equal(taken.back().report().id, lent[at].report().id, "the order of the offers");
+      std::memset(taken.back().acquire(kPatience).host, static_cast<int>(at) + round, kBytes);
+    }
+    gpuloan::Loan::done_many(taken, GPULOAN_STREAM_CPU);
+    for (std::size_t at = 0; at < kMany; ++at) {
+      const gpuloan::Event ended = next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED);
+      expect(ended.loan() == lent[at].get() && ended.status() == GPULOAN_OK, "the order of the ends");
+      const auto* bytes = static_cast<const unsigned char*>(pair.region.host()) + at * kBytes;
+      expect(bytes[0] == at + static_cast<std::size_t>(round) && bytes[kBytes - 1] == bytes[0], "the bytes of a loan");
+    }
+  }
+}
+
+void one_refused() {
+  Pair pair;
+  std::vector<gpuloan_range> ranges;
+  for (std::size_t at = 0; at < 8; ++at) ranges.push_back(pair.range(at));
+  ranges[5] = pair.range(2); // is out by then
+  std::vector<gpuloan::Loan> lent, taken;
+  expect_refused(GPULOAN_ERR_BUSY, [&] { pair.peer.lend_many(ranges, Pair::options(), lent); });
+  expect_equal(lent.size(), std::size_t{5}, "loans before the range that is refused");
+  expect_equal(pair.exporter.stats().loans_out, std::uint64_t{5}, "loans that are out");
+  for (std::size_t at = 0; at < lent.size(); ++at) taken.push_back(pair.offered());
+  for (const std::size_t at : {0U, 1U, 2U, 4U}) static_cast<void>(taken[at].acquire(kPatience));
+  std::vector<gpuloan_loan*> handles;
+  for (const gpuloan::Loan& loan : taken) handles.push_back(loan.get());
+  std::uint32_t count = 77;
+  expect_equal(gpuloan_loan_done_many(handles.data(), 5, GPULOAN_STREAM_CPU, &count), GPULOAN_ERR_STATE, "a loan that was not acquired");
+  expect_equal(count, 3U, "turns before it");
+  for (int at = 0; at < 3; ++at) static_cast<void>(next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED));
+  expect_equal(pair.exporter.stats().loans_out, std::uint64_t{2}, "loans that are still out");
+  static_cast<void>(taken[3].acquire(kPatience));
+  gpuloan_loan* rest[] = {handles[3], handles[4]};
+  expect_equal(gpuloan_loan_done_many(rest, 2, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "the others");
+  for (int at = 0; at < 2; ++at) static_cast<void>(next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED));
+  pair.region.destroy();
+  expect_equal(gpuloan_loan_done_many(nullptr, 1, GPULOAN_STREAM_CPU, &count), GPULOAN_ERR_INVALID, "no loans");
+  expect_equal(gpuloan_loan_done_many(nullptr, 0, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "none of them");
+}
+
+} // namespace
+} // namespace loan_test
+
+int main() {
+  try {
+    loan_test::in_order();
+    loan_test::one_refused();
+    return 0;
+  } catch (const loan_test::Failure& failure) {
+    std::fprintf(stderr, "many_test: %s\n", failure.text.c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "many_test: %s\n", error.what());
+  }
+  return 1;
+}
