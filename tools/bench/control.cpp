@@ -130,22 +130,47 @@ void Control::ask(Op op, std::uint64_t side, std::uint64_t count) {
   channel_->send({.op = op, .count = static_cast<std::uint32_t>(count), .value = side});
 }
 
-void Control::lend(Side::Lender& lender, std::size_t place) {
+namespace {
+
+gpuloan_lend_options lend_options() {
   auto options = init<gpuloan_lend_options>();
   options.access = GPULOAN_ACCESS_WRITE;
   options.memory = GPULOAN_MEMORY_HOST;
   options.stream = GPULOAN_STREAM_CPU;
-  lender.loans[place] = lender.peer.lend(reinterpret_cast<std::uint64_t>(lender.region.host()) + place * kLoanBytes, kLoanBytes, options);
+  return options;
+}
+
+gpuloan_range range_of(const Region& region, std::size_t place) {
+  return {reinterpret_cast<std::uint64_t>(region.host()) + place * kLoanBytes, kLoanBytes};
+}
+
+} // namespace
+
+void Control::lend(Side::Lender& lender, std::size_t place) {
+  const gpuloan_range range = range_of(lender.region, place);
+  lender.loans[place] = lender.peer.lend(range.pointer, range.bytes, lend_options());
+}
+
+void Control::lend_many(Side::Lender& lender, std::span<const std::size_t> places) {
+  std::vector<gpuloan_range> ranges;
+  for (const std::size_t place : places) ranges.push_back(range_of(lender.region, place));
+  std::vector<Loan> loans;
+  lender.peer.lend_many(ranges, lend_options(), loans);
+  for (std::size_t at = 0; at < places.size(); ++at) lender.loans[places[at]] = std::move(loans[at]);
 }
 
 std::optional<std::pair<Control::Side::Lender*, std::size_t>> Control::take_end(Side& side) {
   const auto event = next_event(side.context, deadline_);
   if (!event) throw Failure(ExitTimeout, "the loans did not come back within " + deadline_.text());
-  if (event->type() == GPULOAN_EVENT_PEER_LOST) throw Failure(ExitPeerLost, std::string("the worker was lost: ") + event->text());
-  if (event->type() != GPULOAN_EVENT_LOAN_ENDED) return std::nullopt;
-  if (event->status() != GPULOAN_OK) throw Failure(ExitLoanFailed, std::string("a loan failed: ") + event->text());
-  Side::Lender& lender = side.lender_of(event->peer());
-  const auto at = std::find_if(lender.loans.begin(), lender.loans.end(), [&](const Loan& loan) { return loan.get() == event->loan(); });
+  return ended(side, *event);
+}
+
+std::optional<std::pair<Control::Side::Lender*, std::size_t>> Control::ended(Side& side, const Event& event) {
+  if (event.type() == GPULOAN_EVENT_PEER_LOST) throw Failure(ExitPeerLost, std::string("the worker was lost: ") + event.text());
+  if (event.type() != GPULOAN_EVENT_LOAN_ENDED) return std::nullopt;
+  if (event.status() != GPULOAN_OK) throw Failure(ExitLoanFailed, std::string("a loan failed: ") + event.text());
+  Side::Lender& lender = side.lender_of(event.peer());
+  const auto at = std::find_if(lender.loans.begin(), lender.loans.end(), [&](const Loan& loan) { return loan.get() == event.loan(); });
   if (at == lender.loans.end()) throw Failure(ExitInternal, "an event of an unknown loan");
   at->reset();
   return std::pair{&lender, static_cast<std::size_t>(at - lender.loans.begin())};
@@ -157,17 +182,28 @@ Control::Block Control::ack_block(Side& side, std::uint64_t loans) {
   ask(Op::Answer, side.number, loans);
   const std::uint64_t calls = syscalls_->now();
   const double start = cpu_us(CLOCK_PROCESS_CPUTIME_ID);
-  std::uint64_t lent = 0, ended = 0;
+  std::uint64_t lent = 0, done = 0;
+  const auto lend_back = [&](Side::Lender& lender) {
+    const std::size_t more = std::min<std::uint64_t>(lender.back.size(), loans - lent);
+    if (more > 0) lend_many(lender, std::span(lender.back).first(more));
+    lent += more;
+    lender.back.clear();
+  };
   for (Side::Lender& lender : side.lenders) {
-    for (std::uint32_t place = 0; place < kInFlight; ++place, ++lent) lend(lender, place);
+    for (std::size_t place = 0; place < kInFlight; ++place) lender.back.push_back(place);
+    lend_back(lender);
   }
-  while (ended < loans) {
-    const auto back = take_end(side);
-    if (!back) continue;
-    ++ended;
-    if (lent == loans) continue;
-    lend(*back->first, back->second);
-    ++lent;
+  while (done < loans) { // what has come back by now is lent again together
+    std::vector<Side::Lender*> touched;
+    for (auto event = next_event(side.context, deadline_); event; event = side.context.next_event(Milliseconds(0))) {
+      const auto back = ended(side, *event);
+      if (!back) continue;
+      ++done;
+      if (back->first->back.empty()) touched.push_back(back->first);
+      back->first->back.push_back(back->second);
+    }
+    if (deadline_.passed()) throw Failure(ExitTimeout, "the loans did not come back within " + deadline_.text());
+    for (Side::Lender* lender : touched) lend_back(*lender);
   }
   const double us = cpu_us(CLOCK_PROCESS_CPUTIME_ID) - start;
   const Block block{us / static_cast<double>(loans), static_cast<double>(syscalls_->now() - calls) / static_cast<double>(loans)};
@@ -325,6 +361,10 @@ void Control::roundtrip(std::vector<Comparison>& out, const Run::Progress& progr
     Comparison row{.name = "roundtrip", .floor = "sendmsg and recvmsg", .what = side->what};
     kinds.push_back({std::move(side), loop == GPULOAN_LOOP_THREAD, std::move(row)});
   }
+  // One side to a CPU: left to the scheduler, some runs have both on one and some have not.
+  ask(Op::Pin, 1, 1);
+  static_cast<void>(channel_->expect(Op::Pin));
+  pin(0);
   for (std::uint32_t block = 0; block <= blocks; ++block) {
     progress("roundtrip: block " + std::to_string(block) + " of " + std::to_string(blocks));
     for (Kind& kind : kinds) {
@@ -333,6 +373,9 @@ void Control::roundtrip(std::vector<Comparison>& out, const Run::Progress& progr
       if (block > 0) kind.row.add_block(std::move(floor), std::move(times));
     }
   }
+  pin(std::nullopt);
+  ask(Op::Pin, 0, 0);
+  static_cast<void>(channel_->expect(Op::Pin));
   for (Kind& kind : kinds) out.push_back(std::move(kind.row));
 }
 

@@ -34,7 +34,8 @@ class Control {
     struct Lender {
       Peer peer;
       Region region;
-      std::vector<Loan> loans; // by place in the region; empty: free
+      std::vector<Loan> loans;       // by place in the region; empty: free
+      std::vector<std::size_t> back; // places of loans that came back in this round
     };
     std::uint64_t number = 0;
     std::string what; // "64 peers, epoll"
@@ -52,8 +53,10 @@ class Control {
   [[nodiscard]] std::vector<Fd> make_plain(std::uint32_t peers);
   void ask(Op op, std::uint64_t side, std::uint64_t count);
   void lend(Side::Lender& lender, std::size_t place);
+  void lend_many(Side::Lender& lender, std::span<const std::size_t> places);
   // Takes one event; the loan that ended with it is forgotten, and its place returned.
   std::optional<std::pair<Side::Lender*, std::size_t>> take_end(Side& side);
+  std::optional<std::pair<Side::Lender*, std::size_t>> ended(Side& side, const Event& event);
 
   [[nodiscard]] Block ack_block(Side& side, std::uint64_t loans);
   [[nodiscard]] Block plain_block(const std::vector<Fd>& ends, std::uint64_t loans);

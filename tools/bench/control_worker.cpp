@@ -49,6 +49,7 @@ class ControlWorker {
       case Op::Keep: return keep(side(message.value), message.count);
       case Op::GiveBack: return give_back(side(message.value), message.count);
       case Op::PlainAnswer: return plain_answer(message.count);
+      case Op::Pin: return pin(message.count != 0 ? std::optional<std::size_t>(message.value) : std::nullopt);
       case Op::PlainTrips: return plain_trips(message.count);
       default: throw Failure(ExitInternal, "the parent asked for something unknown");
     }
@@ -81,8 +82,21 @@ class ControlWorker {
     throw Failure(ExitTimeout, "the parent lent nothing within " + deadline_.text());
   }
 
+  // What is there is given back together, peer by peer as it came.
   void answer(Side& side, std::uint32_t count) {
-    for (std::uint32_t at = 0; at < count; ++at) acquired(side).done(GPULOAN_STREAM_CPU);
+    std::vector<Loan> loans;
+    for (std::uint32_t done = 0; done < count; done += static_cast<std::uint32_t>(loans.size())) {
+      loans.clear();
+      loans.push_back(acquired(side));
+      while (done + loans.size() < count) {
+        auto event = side.context.next_event(Milliseconds(0));
+        if (!event) break;
+        if (event->type() != GPULOAN_EVENT_LOAN_OFFERED) continue;
+        loans.push_back(event->take_loan());
+        static_cast<void>(loans.back().acquire(deadline_.slice()));
+      }
+      Loan::done_many(loans, GPULOAN_STREAM_CPU);
+    }
   }
 
   void keep(Side& side, std::uint32_t count) {

@@ -3,7 +3,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <poll.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -102,6 +104,27 @@ void plain_receive(const Fd& end, std::span<std::byte> record) {
   const ssize_t got = ::recvmsg(end.get(), &header, MSG_CMSG_CLOEXEC);
   if (got < 0) fail_errno("recvmsg");
   if (got == 0) throw Failure(ExitPeerLost, "the other process of the measurement is gone");
+}
+
+void pin(std::optional<std::size_t> index) {
+  static const cpu_set_t all = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (::sched_getaffinity(0, sizeof set, &set) != 0) fail_errno("sched_getaffinity");
+    return set;
+  }();
+  if (CPU_COUNT(&all) < 2) return;
+  cpu_set_t set = all;
+  if (index) {
+    CPU_ZERO(&set);
+    std::size_t left = *index;
+    for (std::size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&set) == 0; ++cpu) {
+      if (CPU_ISSET(cpu, &all) && left-- == 0) CPU_SET(cpu, &set);
+    }
+  }
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) { // one may have ended meanwhile
+    static_cast<void>(::sched_setaffinity(std::stoi(task.path().filename()), sizeof set, &set));
+  }
 }
 
 void raise_descriptor_limit() {

@@ -26,6 +26,7 @@ enum class Op : std::uint32_t {
   Keep,        // the next `count` loans: taken
   GiveBack,    // of those that were kept all but `count`
   PlainAnswer, // `count` records of all the floor's sockets
+  Pin,         // to CPU number `value` of those that it may use; `count` 0: to all of them again
   PlainTrips,  // `count` records of its last one, blocking
   Failed,     // `text` says why
   Bye,
@@ -57,6 +58,10 @@ class Channel {
 // A record of a floor, blocking, with room for descriptors as a library would leave it. Failure when the other end is gone.
 void plain_send(const Fd& end, std::span<const std::byte> record);
 void plain_receive(const Fd& end, std::span<std::byte> record);
+
+// All threads of this process to the `index`-th CPU of those that it could use when it began, or to all of them again. Nothing where it
+// has but one.
+void pin(std::optional<std::size_t> index);
 
 // Hundreds of peers, with a few descriptors each.
 void raise_descriptor_limit();
