@@ -129,16 +129,22 @@ void Exporter::settle_gone(ExporterPeer& peer) {
 void Exporter::release(ExportLoan& loan) {
   ledger_.leave(loan.pointer, loan.bytes, loan.access);
   if (!loan.release_call && !loan.pieces) return;
-  auto call = std::exchange(loan.release_call, nullptr);
-  auto pieces = std::exchange(loan.pieces, nullptr);
+  struct Released {
+    std::shared_ptr<ReleaseCall> call;
+    std::shared_ptr<const std::vector<driver::VmmHandle>> pieces; // goes first
+  };
+  std::shared_ptr<Released> released;
   try {
-    releases_.run([call, pieces]() mutable {
-      pieces.reset();
-      call.reset();
+    released = std::make_shared<Released>(loan.release_call, loan.pieces);
+    loan.release_call.reset();
+    loan.pieces.reset();
+    releases_.run([released] { // there, whoever else has it still
+      released->pieces.reset();
+      released->call.reset();
     });
-  } catch (const std::bad_alloc&) { // never here: the lock is held
-    dispose(std::const_pointer_cast<std::vector<driver::VmmHandle>>(std::move(pieces)));
-    dispose(std::move(call));
+  } catch (const std::bad_alloc&) { // not here: the lock is held
+    if (released) dispose(std::move(released));
+    else dispose(std::exchange(loan.release_call, nullptr));
   }
 }
 

@@ -154,7 +154,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   const auto self = std::static_pointer_cast<ExportLoan>(loan.shared_from_this());
   ExporterPeer& peer = loan.exporter_peer();
   const bool clean = event == ExportEvent::Ack || event == ExportEvent::Fail; // Fail: lend() itself gave up
-  make_room(finished_staging_);
+  if (loan.staging != nullptr) make_room(finished_staging_);
   make_room(peer.late_slots);
   make_room(peer.retired);
   make_room(peer.quarantined);

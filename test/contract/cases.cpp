@@ -49,7 +49,7 @@ constexpr Case kCases[] = {
     {"first loans of several threads", canary_shared, false, no_zero_copy},
     {"a CUDA context that fails", failed_context, true, only_simulated},
     {"one of two readers killed", one_reader_killed, true},
-    {"eight readers of one region", eight_readers},
+    {"eight readers of one region", eight_readers, false, no_eight_peers},
     {"one of two views ends", one_view_ends},
     {"chunks come and go", chunks_come_and_go, false, no_costs},
     {"twenty exporters one after the other", many_exporters, true},

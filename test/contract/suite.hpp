@@ -76,6 +76,7 @@ void one_reader_killed(const Bench& bench);
 const char* only_simulated(const Bench& bench);
 
 void eight_readers(const Bench& bench);
+const char* no_eight_peers(const Bench& bench);
 void one_view_ends(const Bench& bench);
 void chunks_come_and_go(const Bench& bench);
 void many_exporters(const Bench& bench);

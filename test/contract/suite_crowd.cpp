@@ -3,6 +3,7 @@
 // Many of one kind: readers of one region, views of one block, chunks one after the other, exporters one after the other.
 #include "suite.hpp"
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -16,6 +17,11 @@ constexpr std::uint64_t kBytes = 150'001;
 constexpr std::uint32_t kNoticeMs = 5000; // a death is noticed by then
 
 } // namespace
+
+const char* no_eight_peers(const Bench&) {
+  const char* limit = std::getenv("GPULOAN_SIM_PIN_LIMIT_KIB");
+  return limit != nullptr && *limit != '\0' ? "the driver pins too little for the control words of eight peers" : nullptr;
+}
 
 // K6. Eight workers read one region at once, again and again, and its owner writes it anew in between.
 void eight_readers(const Bench& bench) {
@@ -150,7 +156,6 @@ void outlive_one(const Bench& bench, gpuloan_context* context) {
 void many_exporters(const Bench& bench) {
   auto options = init<gpuloan_context_options>();
   options.role = GPULOAN_ROLE_IMPORTER;
-  options.engine = bench.cell.engine;
   options.rungs = bench.cell.rung;
   options.driver = bench.cell.driver.c_str();
   gpuloan_context* context = nullptr;

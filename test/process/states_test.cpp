@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <span>
+#include <sstream>
 #include <string>
 
 namespace loan_test {
@@ -155,7 +156,7 @@ constexpr std::array<Function, 11> kFunctions = {{
     {"wait_end", [](gpuloan_loan* loan, void*) { return gpuloan_loan_wait_end(loan, 0); }},
 }};
 
-// One line for a state: what each of kFunctions says, in that order.
+// One line for a state: what each of kFunctions says, in that order. SOON: OK or TIMEOUT, as the other side's library is quick or not.
 struct Row {
   State state;
   const char* says;
@@ -176,7 +177,7 @@ constexpr Row kExporter[] = {
     {Ready, "STATE STATE STATE STATE STATE STATE STATE TIMEOUT OK TIMEOUT TIMEOUT"},
     {Held, "STATE STATE STATE STATE STATE STATE STATE TIMEOUT OK TIMEOUT TIMEOUT"},
     {Finishing, "STATE STATE STATE STATE STATE STATE STATE TIMEOUT OK TIMEOUT TIMEOUT"},
-    {Idle, "STATE STATE STATE STATE STATE STATE OK TIMEOUT OK OK TIMEOUT"},
+    {Idle, "STATE STATE STATE STATE STATE STATE OK SOON OK OK TIMEOUT"},
     {Cancelled, "STATE STATE STATE STATE STATE STATE STATE TIMEOUT OK CANCELLED TIMEOUT"},
     {Ended, "STATE STATE STATE STATE STATE STATE STATE OK STATE OK OK"},
     {Lost, "STATE STATE STATE STATE STATE STATE STATE PEER_LOST STATE PEER_LOST PEER_LOST"},
@@ -186,6 +187,14 @@ constexpr Row kExporter[] = {
 std::string short_name(gpuloan_status status) {
   const std::string name = gpuloan_status_name(status);
   return name.substr(name.starts_with("GPULOAN_ERR_") ? 12 : 8);
+}
+
+bool agrees(const std::string& says, const std::string& wanted) {
+  std::istringstream left(says), right(wanted);
+  for (std::string one, other; right >> other;) {
+    if (!(left >> one) || (one != other && !(other == "SOON" && (one == "OK" || one == "TIMEOUT")))) return false;
+  }
+  return true;
 }
 
 std::string call_in_state(Sides& sides, State state, bool at_importer, const Function& function) {
@@ -208,7 +217,7 @@ int compare(Sides& sides, std::span<const Row> rows, bool at_importer) {
       watchdog(60, function.name);
       says += (says.empty() ? "" : " ") + call_in_state(sides, row.state, at_importer, function);
     }
-    const bool good = says == row.says;
+    const bool good = agrees(says, row.says);
     std::printf("%s %s, %s\n", good ? "ok" : "not ok", at_importer ? "importer" : "exporter", kStateNames[row.state]);
     if (!good) std::printf("  # got    %s\n  # wanted %s\n", says.c_str(), row.says);
     wrong += good ? 0 : 1;
