@@ -54,8 +54,9 @@ Result<void> Importer::work_canary(const std::shared_ptr<ImportLoan>& loan, cons
     if (bytes != canary_pattern(loan->bytes, false)) return unseen();
   }
   if (writes) GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, view.pointer, answer.data(), answer.size(), stream->get()));
-  GPULOAN_TRY(done(loan, stream->get()));
-  return GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get()); // `answer` must outlive the copy
+  Result<void> posted = done(loan, stream->get());
+  GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuStreamSynchronize, stream->get())); // `answer` must outlive the copy
+  return posted;
 }
 
 void Importer::answer_canary(const std::shared_ptr<ImportLoan>& loan) {
