@@ -151,20 +151,22 @@ class ImportedPool {
   Pool pool_ = nullptr;
 };
 
-// One allocation of another process's pool. Never two of one allocation at a time (P6).
+// One allocation of another process's pool. All mappings of it in this process are one, whoever opened them (P6); it is freed with the
+// last. `owner` is what has `pool`, and lives until then.
 class PoolMapping {
  public:
   PoolMapping() noexcept = default;
-  [[nodiscard]] static Result<PoolMapping> open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared);
-  PoolMapping(PoolMapping&& other) noexcept;
+  [[nodiscard]] static Result<PoolMapping> open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared, std::shared_ptr<const void> owner);
+  PoolMapping(PoolMapping&& other) noexcept = default;
   PoolMapping& operator=(PoolMapping&& other) noexcept;
   ~PoolMapping();
-  [[nodiscard]] DevicePtr pointer() const noexcept { return pointer_; }
-  [[nodiscard]] explicit operator bool() const noexcept { return pointer_ != 0; }
+  [[nodiscard]] DevicePtr pointer() const noexcept;
+  [[nodiscard]] explicit operator bool() const noexcept { return import_ != nullptr; }
 
  private:
-  std::shared_ptr<Gpu> gpu_;
-  DevicePtr pointer_ = 0;
+  struct Import;
+  struct Imports;
+  std::shared_ptr<Import> import_;
 };
 
 // Host memory registered with the device; the memory itself belongs to somebody else and must outlive this.

@@ -6,8 +6,11 @@
 #include <driver/lifetime.hpp>
 #include <driver/require.hpp>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <fcntl.h>
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -74,30 +77,69 @@ ImportedPool::~ImportedPool() {
   if (scope.ok()) gpu_->driver().call.cuMemPoolDestroy(pool_);
 }
 
-Result<PoolMapping> PoolMapping::open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared) {
-  const Driver& driver = gpu->driver();
-  const Gpu::Scope scope(*gpu);
-  GPULOAN_TRY(scope.ok());
+struct PoolMapping::Import {
+  std::mutex mutex; // opening and closing, one after the other
+  std::uint32_t uses = 0;
+  std::shared_ptr<Gpu> gpu;
+  std::shared_ptr<const void> owner;
+  DevicePtr pointer = 0;
+};
+
+// Of this process, by what was exported. An import is found as long as somebody has it, also while it is closed.
+struct PoolMapping::Imports {
+  std::mutex mutex;
+  std::map<std::array<unsigned char, sizeof(PoolPointer)>, std::weak_ptr<Import>> known;
+
+  std::shared_ptr<Import> find(const PoolPointer& shared) {
+    std::array<unsigned char, sizeof(PoolPointer)> key;
+    std::memcpy(key.data(), &shared, key.size());
+    const std::lock_guard lock(mutex);
+    std::weak_ptr<Import>& known_import = known[key];
+    std::shared_ptr<Import> found = known_import.lock();
+    if (found) return found;
+    found = std::make_shared<Import>();
+    known_import = found;
+    std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+    return found;
+  }
+};
+
+Result<PoolMapping> PoolMapping::open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared, std::shared_ptr<const void> owner) {
+  static auto* imports = new Imports;
+  const auto import = imports->find(shared);
+  const std::lock_guard lock(import->mutex);
+  if (import->uses == 0) {
+    const Driver& driver = gpu->driver();
+    const Gpu::Scope scope(*gpu);
+    GPULOAN_TRY(scope.ok());
+    GPULOAN_TRY(GPULOAN_CU(driver, cuMemPoolImportPointer, &import->pointer, pool, &shared));
+    import->gpu = std::move(gpu);
+    import->owner = std::move(owner);
+  }
+  ++import->uses;
   PoolMapping made;
-  GPULOAN_TRY(GPULOAN_CU(driver, cuMemPoolImportPointer, &made.pointer_, pool, &shared));
-  made.gpu_ = std::move(gpu);
+  made.import_ = import;
   return made;
 }
 
-PoolMapping::PoolMapping(PoolMapping&& other) noexcept
-    : gpu_(std::move(other.gpu_)), pointer_(std::exchange(other.pointer_, 0)) {}
+DevicePtr PoolMapping::pointer() const noexcept { return import_ != nullptr ? import_->pointer : 0; }
 
 PoolMapping& PoolMapping::operator=(PoolMapping&& other) noexcept {
   PoolMapping taken(std::move(other));
-  std::swap(gpu_, taken.gpu_);
-  std::swap(pointer_, taken.pointer_);
+  std::swap(import_, taken.import_);
   return *this;
 }
 
 PoolMapping::~PoolMapping() {
-  if (pointer_ == 0 || !calls_allowed()) return;
-  const Gpu::Scope scope(*gpu_);
-  if (scope.ok()) gpu_->driver().call.cuMemFree(pointer_);
+  if (import_ == nullptr) return;
+  const std::lock_guard lock(import_->mutex);
+  if (--import_->uses != 0) return;
+  if (calls_allowed()) {
+    const Gpu::Scope scope(*import_->gpu);
+    if (scope.ok()) import_->gpu->driver().call.cuMemFree(import_->pointer);
+  }
+  import_->owner.reset();
+  import_->gpu.reset();
 }
 
 } // namespace gpuloan::driver

@@ -205,7 +205,7 @@ Result<Importer::Address> Importer::map_foreign(Import& import) {
         mapping.pool->pool = std::move(*pool);
         mapping.pool->fd.reset();
       }
-      auto allocation = driver::PoolMapping::open(gpu_, mapping.pool->pool.get(), import.pool_pointer);
+      auto allocation = driver::PoolMapping::open(gpu_, mapping.pool->pool.get(), import.pool_pointer, mapping.pool);
       if (!allocation) return forward(std::move(allocation.error()));
       mapping.allocation = std::move(*allocation);
     }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 //
 // Threads of one process on one context: four that lend, each from a pool of its own or all of one block, and at the other
-// end four that take whatever was offered, acquire it, compare it and end it (cases A9, A10). Each side is a process, so that
-// under ThreadSanitizer each is looked at.
+// end four that take whatever was offered, acquire it, compare it and end it (cases A9, A10). The other end has two
+// contexts with a connection each, since a driver's mappings are the process's. Each side is a process, so that under ThreadSanitizer
+// each is looked at.
 #include "../support/check.hpp"
 #include "../support/gpu.hpp"
 #include "../support/host.hpp"
 
 #include <gpuloan/gpuloan.hpp>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -67,16 +69,24 @@ void take(gpuloan::Context& context, Gpu& gpu, std::atomic<bool>& over) {
   }
 }
 
-int run_importer(int fd) {
-  die_with_parent();
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  watchdog(120, "the importer's threads");
-  gpuloan::Context context = make(GPULOAN_ROLE_IMPORTER);
-  const gpuloan::Peer peer = context.adopt(fd, kPatience);
+struct Connection {
+  gpuloan::Context context;
+  gpuloan::Peer peer;
   std::atomic<bool> over = false;
-  in_threads([&](unsigned) {
+};
+
+int run_importer(const std::array<int, 2>& ends) {
+  die_with_parent();
+  watchdog(120, "the importer's threads");
+  std::array<Connection, 2> connections;
+  for (std::size_t index = 0; index < ends.size(); ++index) {
+    ::fcntl(ends[index], F_SETFD, FD_CLOEXEC);
+    connections[index].context = make(GPULOAN_ROLE_IMPORTER);
+    connections[index].peer = connections[index].context.adopt(ends[index], kPatience);
+  }
+  in_threads([&](unsigned thread) {
     Gpu gpu("sim");
-    take(context, gpu, over);
+    take(connections[thread % 2].context, gpu, connections[thread % 2].over);
   });
   return 0;
 }
@@ -93,7 +103,7 @@ void lend_and_wait(gpuloan::Peer& peer, Gpu& gpu, std::uint64_t pointer, std::ui
 }
 
 // A10. Pools are made, exported, lent from and destroyed by all threads at once.
-void lend_from_pools(gpuloan::Peer& peer) {
+void lend_from_pools(std::array<gpuloan::Peer, 2>& peers) {
   in_threads([&](unsigned thread) {
     for (unsigned pool = 0; pool < 3; ++pool) {
       Gpu gpu("sim");
@@ -102,7 +112,7 @@ void lend_from_pools(gpuloan::Peer& peer) {
         const std::uint64_t bytes = 10'000 + 1000 * thread + loan;
         const std::uint64_t pointer = gpu.alloc(bytes);
         gpu.upload(pointer, bytes, bytes);
-        lend_and_wait(peer, gpu, pointer, bytes, GPULOAN_RUNG_POOL);
+        lend_and_wait(peers[thread % 2], gpu, pointer, bytes, GPULOAN_RUNG_POOL);
         gpu.free(pointer);
       }
     }
@@ -110,16 +120,16 @@ void lend_from_pools(gpuloan::Peer& peer) {
 }
 
 // A9. Everybody lends the same block, so that the importer's threads open, hold and close one and the same mapping.
-void lend_one_block(gpuloan::Peer& peer, std::uint32_t rung) {
+void lend_one_block(std::array<gpuloan::Peer, 2>& peers, std::uint32_t rung) {
   Gpu gpu("sim");
   if (rung == GPULOAN_RUNG_POOL) gpu.alloc_from_pool();
   constexpr std::uint64_t bytes = 50'000;
   const std::uint64_t pointer = gpu.alloc(bytes);
   gpu.upload(pointer, bytes, bytes);
   gpu.sync();
-  in_threads([&](unsigned) {
+  in_threads([&](unsigned thread) {
     Gpu own("sim");
-    for (unsigned loan = 0; loan < kLoans; ++loan) lend_and_wait(peer, own, pointer, bytes, rung);
+    for (unsigned loan = 0; loan < kLoans; ++loan) lend_and_wait(peers[thread % 2], own, pointer, bytes, rung);
   });
   gpu.free(pointer);
 }
@@ -128,21 +138,23 @@ int run_exporter() {
   watchdog(120, "the exporter's threads");
   const TempFolder folder("gpuloan-threads");
   use_private_sim(folder);
-  SocketPair pair = make_socketpair();
-  Process importer({"--importer", std::to_string(pair.right.get())}, {pair.right.get()});
-  pair.right.reset();
+  SocketPair one = make_socketpair(), two = make_socketpair();
+  Process importer({"--importer", std::to_string(one.right.get()), std::to_string(two.right.get())}, {one.right.get(), two.right.get()});
+  one.right.reset();
+  two.right.reset();
   {
     gpuloan::Context context = make(GPULOAN_ROLE_EXPORTER);
-    context.attach(pair.left.release(), "threads");
-    gpuloan::Peer peer;
-    while (!peer) {
+    context.attach(one.left.release(), "threads");
+    context.attach(two.left.release(), "threads");
+    std::array<gpuloan::Peer, 2> peers;
+    while (!peers[1]) {
       auto event = context.next_event(kPatience);
       expect(event.has_value(), "no PEER_READY");
-      if (event->type() == GPULOAN_EVENT_PEER_READY) peer = event->take_peer();
+      if (event->type() == GPULOAN_EVENT_PEER_READY) peers[peers[0] ? 1 : 0] = event->take_peer();
     }
-    lend_from_pools(peer);
-    lend_one_block(peer, GPULOAN_RUNG_POOL);
-    lend_one_block(peer, GPULOAN_RUNG_IPC);
+    lend_from_pools(peers);
+    lend_one_block(peers, GPULOAN_RUNG_POOL);
+    lend_one_block(peers, GPULOAN_RUNG_IPC);
     expect(context.stats().loans_out == 0, "loans are out in the end");
     expect(context.stats().quarantined_bytes == 0, "bytes are quarantined in the end");
   }
@@ -152,7 +164,7 @@ int run_exporter() {
   return 0;
 }
 
-int run(int count, char** words) { return count > 2 ? run_importer(std::atoi(words[2])) : run_exporter(); }
+int run(int count, char** words) { return count > 3 ? run_importer({std::atoi(words[2]), std::atoi(words[3])}) : run_exporter(); }
 
 } // namespace
 } // namespace loan_test

@@ -115,12 +115,12 @@ TEST_CASE("every failing call of a block or a pool is rolled back") {
   check_each_failure("cuMemPoolExportToShareableHandle", [](const auto& gpu) { return drop(export_pool(*gpu, nullptr)); });
   check_each_failure("cuMemPoolExportPointer", [](const auto& gpu) { return drop(export_pool_pointer(*gpu, 0x9000)); });
   check_each_failure("cuMemPoolImportFromShareableHandle", [](const auto& gpu) { return drop(ImportedPool::open(gpu, 5)); });
-  check_each_failure("cuMemPoolImportPointer", [](const auto& gpu) { return drop(PoolMapping::open(gpu, nullptr, {})); });
+  check_each_failure("cuMemPoolImportPointer", [](const auto& gpu) { return drop(PoolMapping::open(gpu, nullptr, {}, nullptr)); });
   const auto gpu = open_gpu(); // and what does not fail is closed, once
   {
     const auto pool = ImportedPool::open(gpu, 5);
     REQUIRE(pool.has_value());
-    CHECK(PoolMapping::open(gpu, pool->get(), {}).has_value());
+    CHECK(PoolMapping::open(gpu, pool->get(), {}, nullptr).has_value());
   }
   CHECK(IpcMapping::open(gpu, {{7}}).has_value());
   CHECK(state().work() == "cuMemPoolImportFromShareableHandle cuMemPoolImportPointer cuMemFree cuMemPoolDestroy cuIpcOpenMemHandle cuIpcCloseMemHandle");
