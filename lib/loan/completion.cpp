@@ -47,9 +47,9 @@ void Completion::push(Item item) {
   shared_->changed.notify_one();
 }
 
-// Where no thread is to be had the items wait, and poll() tries again.
+// Where no thread is to be had the items wait, and poll() tries again; not once stop() has looked.
 void Completion::start_missing() noexcept {
-  if (!threaded_ || thread_.joinable() || shared_->items.empty()) return;
+  if (!threaded_ || shared_->stopping || thread_.joinable() || shared_->items.empty()) return;
   try {
     thread_ = start_thread("gpuloan-wait", [shared = shared_] { main(shared); });
   } catch (...) {
