@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -20,6 +22,21 @@ constexpr std::uint64_t kNoticeMs = 10'000;
 #else
 constexpr std::uint64_t kNoticeMs = 1000; // of the end of a process to the event
 #endif
+
+// How long the threads of a process have waited for a CPU since they began, the largest: says whether a late answer is the
+// library's or the machine's. Empty where the kernel does not count it.
+std::string longest_wait_for_cpu(pid_t process) {
+  std::uint64_t most = 0;
+  bool known = false;
+  std::error_code error;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task", error)) {
+    std::uint64_t ran_ns = 0, waited_ns = 0;
+    if (!(std::ifstream(task.path() / "schedstat") >> ran_ns >> waited_ns)) continue;
+    known = true;
+    most = std::max(most, waited_ns / 1'000'000);
+  }
+  return known ? "; a thread of it has waited " + std::to_string(most) + " ms for a CPU" : "";
+}
 
 } // namespace
 
@@ -238,7 +255,7 @@ void Round::hear(Proc& proc, const Note& note) {
     const std::uint64_t from = std::max(link.struck_ms, proc.runs_since_ms);
     const std::uint64_t took = note.value > from ? note.value - from : 0;
     blows_.noticed_ms = std::max(blows_.noticed_ms, took);
-    if (took > kNoticeMs) fail(what + ", " + std::to_string(took) + " ms after the other process had ended");
+    if (took > kNoticeMs) fail(what + ", " + std::to_string(took) + " ms after the other process had ended" + longest_wait_for_cpu(proc.process.pid()));
   }
   if (!link.struck) lose(link, side == 1, side == 0); // the other side hears of it as well, if it lives
   link.awaits[side] = false;
