@@ -170,8 +170,10 @@ void many_exporters(const Bench& bench) {
            return before.fds == first.fds && before.threads == first.threads && before.mappings == first.mappings;
          }), "what the importer holds does not come to rest");
   for (int count = 3; count < 20; ++count) outlive_one(bench, context);
+  // The driver keeps two mappings for each process whose events were ever opened (S18); the simulated one does not.
+  const std::size_t kept = bench.cell.gate == GPULOAN_GATE_EVENT && only_simulated(bench) != nullptr ? 17 * 2 : 0;
   Held last = {};
-  const auto back = [&] { return last = held_now(), last.fds <= first.fds && last.threads <= first.threads && last.mappings <= first.mappings + 2; };
+  const auto back = [&] { return last = held_now(), last.fds <= first.fds && last.threads <= first.threads && last.mappings <= first.mappings + kept + 2; };
   if (!becomes(back)) {
     fail("after 20 exporters instead of 3: " + std::to_string(last.fds) + " descriptors instead of " + std::to_string(first.fds) + ", " +
          std::to_string(last.threads) + " threads instead of " + std::to_string(first.threads) + ", " + std::to_string(last.mappings) +
