@@ -27,6 +27,13 @@ Error elsewhere(driver::Gpu& gpu, std::uint64_t pointer, int ordinal) {
                                         "): lend it from a context for that device (options.device with GPULOAN_CONTEXT_DEVICE)"};
 }
 
+// Where there are none, no memory is capable of them and none was opened by one. Some platforms only say so when they are asked for one
+// (K1); one that has them calls the memory of another process INVALID_VALUE.
+bool has_legacy_handles(driver::Gpu& gpu, std::uint64_t pointer) {
+  cuda::IpcMemHandle handle = {};
+  return gpu.floors().has(GPULOAN_FLOOR_IPC_MEMORY) && gpu.driver().call.cuIpcGetMemHandle(&handle, pointer) != cuda::NotSupported;
+}
+
 struct Chunks {
   PointerInfo info;
   bool vmm = false;
@@ -124,12 +131,11 @@ Result<PointerInfo> classify(driver::Gpu& gpu, std::uint64_t pointer, std::uint6
   } else {
     info.kind = PointerKind::VmmPrivate; // or imported: a driver without these functions does not tell
     if (driver.has(driver::Group::ForeignVmm)) {
-      // Where a device has no legacy handles, nothing is capable of them and nothing was opened by one.
-      info.kind = gpu.floors().has(GPULOAN_FLOOR_IPC_MEMORY) ? PointerKind::Imported : PointerKind::Alloc;
       auto chunks = walk_chunks(gpu, pointer, bytes);
       if (!chunks) return forward(std::move(chunks.error()));
       chunks->info.buffer_id = info.buffer_id;
       if (chunks->vmm) return chunks->info;
+      info.kind = has_legacy_handles(gpu, pointer) ? PointerKind::Imported : PointerKind::Alloc;
     }
   }
   const bool one_device = info.kind == PointerKind::Alloc || info.kind == PointerKind::PoolShareable || info.kind == PointerKind::PoolPrivate;

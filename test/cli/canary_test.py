@@ -88,6 +88,11 @@ class CanaryTest(CliTest):
             self.assertIn(call, tests["ipc", "odd"][1])
             self.assertIn("gpuloan canary: ipc odd: demoted", result.err)
 
+    # K1: a driver without legacy handles that only says so when it is asked for one. The memory is the process's own all the same.
+    def test_no_legacy_handles(self):
+        _, tests = self.canary(env={"GPULOAN_SIM_WITHOUT": "ipc-memory"}, code="loan-failed")
+        self.expect_kinds(tests, {"ipc": "demoted: ipc: it could not be sent: cuIpcGetMemHandle", "pool": "not attempted", "host": "copy verified"})
+
     def test_the_host_rung_fails(self):
         result, tests = self.canary("--rung", "host", "--worker", f"GPULOAN_SIM_FAIL=cuMemcpyDtoHAsync:2:999 {SERVE}", code="loan-failed")
         self.expect_kinds(tests, {kind: "not attempted" for kind in KINDS} | {"host": "demoted: host (ring, read): shape view"})
