@@ -128,7 +128,9 @@ Result<void> Importer::tie(ImporterPeer& peer) {
   if (!peer.tether) return fail(GPULOAN_ERR_PROTOCOL, "the exporter sent no tether");
   if (!gpu_->floors().has(GPULOAN_FLOOR_HOST_REGISTER)) return {}; // the exporter knows
   auto registration = driver::HostRegistration::create(gpu_, peer.tether.bytes());
-  if (!registration) return forward(std::move(registration.error()));
+  if (!registration) { // not for want of memory: a limit on locked memory stays, so the exporter takes another rung for good
+    return fail(GPULOAN_ERR_UNSUPPORTED, "the page that tells of the importer's end cannot be pinned: " + registration.error().text);
+  }
   peer.tether_registration = std::move(*registration);
   return {};
 }

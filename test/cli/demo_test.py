@@ -152,6 +152,13 @@ class DemoTest(CliTest):
             self.assertEqual(loan["rung"], "host")
             self.assertIn("vmm", loan["rung_reason"])
 
+    # D8
+    def test_no_host_memory_can_be_locked(self):
+        for loan in self.demo(env={"GPULOAN_SIM_PIN_LIMIT_KIB": "0"})["workers"][0]["loans"]:
+            self.assertEqual((loan["rung"], loan["gate"]), ("host", "event"))
+            self.assertIn("RLIMIT_MEMLOCK", loan["rung_reason"])
+            self.assertIn("vmm: its canary failed", loan["rung_reason"])
+
     def test_out_of_device_memory(self):
         result = self.run_cli("demo", "--size", "64MiB", env={"GPULOAN_SIM_MEMORY_MIB": "16"})
         self.expect(result, "device-memory")
