@@ -51,7 +51,7 @@ inline constexpr std::array<CanaryKind, 5> kKinds = {{
     {"vmm-foreign", "VMM memory of two allocations", GPULOAN_RUNG_VMM, std::uint32_t{GPULOAN_FLOOR_VMM} | std::uint32_t{GPULOAN_FLOOR_FOREIGN_VMM}, false, CanaryMemory::Kind::TwoChunks},
     {"pool", "memory of a shareable pool", GPULOAN_RUNG_POOL, GPULOAN_FLOOR_POOLS, false, CanaryMemory::Kind::Pool},
     {"ipc", "cuMemAlloc memory", GPULOAN_RUNG_IPC, GPULOAN_FLOOR_IPC_MEMORY, false, CanaryMemory::Kind::Alloc},
-    {"host", "cuMemAlloc memory, copied", GPULOAN_RUNG_HOST, GPULOAN_FLOOR_HOST_REGISTER, false, CanaryMemory::Kind::Alloc},
+    {"host", "cuMemAlloc memory, copied", GPULOAN_RUNG_HOST, 0, false, CanaryMemory::Kind::Alloc},
 }};
 
 enum class Verdict { Verified, NotAttempted, Demoted, Failed };

@@ -93,6 +93,15 @@ class CanaryTest(CliTest):
         _, tests = self.canary(env={"GPULOAN_SIM_WITHOUT": "ipc-memory"}, code="loan-failed")
         self.expect_kinds(tests, {"ipc": "demoted: ipc: it could not be sent: cuIpcGetMemHandle", "pool": "not attempted", "host": "copy verified"})
 
+    # D8
+    def test_the_host_rung_is_proven_without_pinned_memory(self):
+        _, tests = self.canary(env={"GPULOAN_SIM_WITHOUT": "host-register"})
+        self.expect_kinds(tests, {kind: "not attempted" for kind in KINDS} | {"vmm": "zero-copy", "host": "copy verified"})
+        # A limit on locked memory that leaves nothing, not even the tether, and an error that is also that of a lack of memory.
+        _, tests = self.canary(env={"GPULOAN_SIM_PIN_LIMIT_KIB": "0"}, code="loan-failed")
+        tether = "demoted: vmm: shape contiguous: the page that tells of the importer's end cannot be pinned: cuMemHostRegister"
+        self.expect_kinds(tests, {"vmm": tether, "vmm-foreign": tether, "ipc": tether, "pool": "not attempted", "host": "copy verified"})
+
     def test_the_host_rung_fails(self):
         result, tests = self.canary("--rung", "host", "--worker", f"GPULOAN_SIM_FAIL=cuMemcpyDtoHAsync:2:999 {SERVE}", code="loan-failed")
         self.expect_kinds(tests, {kind: "not attempted" for kind in KINDS} | {"host": "demoted: host (ring, read): shape view"})
