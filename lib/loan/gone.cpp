@@ -81,7 +81,7 @@ bool Exporter::awaits_death(const Peer& base) const {
 
 const char* Exporter::unprovable(const ExporterPeer& peer) const noexcept {
   if ((gpu_ && gpu_->floors().mps) || (peer.floors.floors & channel::kDeviceMps) != 0) return "under MPS nothing tells when a dead client's work has ended";
-  if (!peer.pidfd) return "there is no pidfd of it (Linux 5.3 and newer have them)";
+  if (!peer.pidfd && !peer.untethered) return "there is no pidfd of it (Linux 5.3 and newer have them)";
   if ((peer.floors.floors & GPULOAN_FLOOR_HOST_REGISTER) == 0) return "its device cannot register the page that would tell";
   return "";
 }

@@ -67,11 +67,12 @@ Result<void> Exporter::make_exclusive(Place& place) {
   }
   const auto unmapped = [&] { return !place.owner->arena->mapped(place.owned); };
   const bool over = wait(lock, Deadline::after_ms(options_.canary_timeout_ms), false, [&] { return unmapped() || place.owner->lost; });
-  if (unmapped() || place.owner->untethered) {
+  const char* const untold = unprovable(*place.owner); // where the tether let go, and proves nothing
+  if (unmapped() || (place.owner->untethered && *untold == '\0')) {
     place.writers.clear();
     return {};
   }
-  if (over) return fail(GPULOAN_ERR_PEER_LOST, "not exclusive: the peer that the region was made for is lost, and may still write it");
+  if (over) return fail(GPULOAN_ERR_PEER_LOST, "not exclusive: the peer that the region was made for is lost, and may still write it" + (*untold == '\0' ? "" : std::string(": ") + untold));
   return fail(GPULOAN_ERR_TIMEOUT, "not exclusive: the peer that the region was made for did not unmap it within " +
                                        std::to_string(options_.canary_timeout_ms) + " ms; end its loans in it first");
 }

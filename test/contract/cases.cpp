@@ -40,6 +40,7 @@ constexpr Case kCases[] = {
     {"no ring can be made", no_ring, true, no_pin_limit},
     {"lent on to another worker", lent_on, false, only_vmm},
     {"lent on to a worker that is killed", lent_on_and_killed, true, only_vmm},
+    {"lent on exclusively, its maker killed", exclusive_of_a_lost_maker, true, only_simulated_vmm},
     {"addresses of many imports", addresses_of_imports, true, no_costs},
     {"no CUDA context before a loan", no_context_before_a_loan, true, no_costs},
     {"a canary that fails", canary_fails, true, no_rung_above},

@@ -56,7 +56,9 @@ const char* no_cpu_worker(const Bench& bench);
 
 void lent_on(const Bench& bench);
 void lent_on_and_killed(const Bench& bench);
+void exclusive_of_a_lost_maker(const Bench& bench);
 const char* only_vmm(const Bench& bench);
+const char* only_simulated_vmm(const Bench& bench);
 
 void addresses_of_imports(const Bench& bench);
 void no_context_before_a_loan(const Bench& bench);

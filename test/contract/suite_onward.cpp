@@ -4,6 +4,8 @@
 // where its maker unmaps it first, else as a copy on the device.
 #include "suite.hpp"
 
+#include <cstdlib>
+
 namespace loan_test {
 namespace {
 
@@ -11,10 +13,14 @@ constexpr std::uint64_t kAlone = (std::uint64_t{3} << 20) + 5; // a chunk of its
 constexpr std::uint64_t kShared = 70'001;
 
 struct Scene {
-  explicit Scene(const Bench& bench_)
-      : bench(bench_), exporter(bench_), maker(bench_), reader(bench_), maker_peer(exporter.attach(maker, "maker")),
+  // `setting`: of the maker's driver alone.
+  explicit Scene(const Bench& bench_, const char* setting = nullptr, const char* value = nullptr)
+      : bench(bench_), exporter(bench_), maker((set(setting, value), bench_)), reader((set(setting, nullptr), bench_)), maker_peer(exporter.attach(maker, "maker")),
         reader_peer(exporter.attach(reader, "reader")) {
     warm_up(bench, reader_peer, reader);
+  }
+  static void set(const char* setting, const char* value) {
+    if (setting != nullptr) expect((value != nullptr ? ::setenv(setting, value, 1) : ::unsetenv(setting)) == 0, "setenv");
   }
   [[nodiscard]] Granted result(std::uint64_t bytes, std::uint64_t seed) {
     Borrowed wish = maker.request(bytes);
@@ -46,6 +52,7 @@ struct Scene {
 } // namespace
 
 const char* only_vmm(const Bench& bench) { return bench.cell.rung == GPULOAN_RUNG_VMM ? nullptr : "a form of the vmm rung"; }
+const char* only_simulated_vmm(const Bench& bench) { return only_vmm(bench) != nullptr ? only_vmm(bench) : only_simulated(bench); }
 
 // I4
 void lent_on(const Bench& bench) {
@@ -109,6 +116,28 @@ void lent_on_and_killed(const Bench& bench) {
   expect_equal(scene.exporter.stats().quarantined_bytes, 0U, "quarantined bytes");
   alone.region.destroy();
   scene.maker.close();
+}
+
+// Rule 6. Nobody can ask a lost maker to unmap: `exclusive` needs the proof that it is gone, which none is under MPS.
+void exclusive_of_a_lost_maker(const Bench& bench) {
+  {
+    Scene scene(bench);
+    const Granted alone = scene.result(kAlone, 1);
+    scene.maker.kill();
+    expect(becomes([&] { return scene.exporter.stats().surrendered_bytes == 0; }), "no proof that the maker is gone");
+    const gpuloan_loan_report report = scene.read(alone.region, 1, {.exclusive = true});
+    expect(report.writers[0] == '\0', std::string("who may still write it: ") + report.writers);
+    scene.reader.close();
+  }
+  Scene scene(bench, "GPULOAN_SIM_MPS", "1");
+  const Granted alone = scene.result(kAlone, 1);
+  scene.maker.kill();
+  expect(becomes([&] { return scene.exporter.stats().surrendered_bytes == 0; }), "the tether of a dead maker did not let go");
+  gpuloan_loan* none = nullptr;
+  expect_status(try_lend(bench, scene.reader_peer, alone.region.pointer(), kAlone, {.exclusive = true}, &none), GPULOAN_ERR_PEER_LOST, "exclusive without a proof");
+  expect_contains(gpuloan_error_text(), "under MPS", "the reason");
+  expect_contains(scene.read(alone.region, 1).writers, "maker", "who may still write it");
+  scene.reader.close();
 }
 
 } // namespace loan_test
