@@ -641,6 +641,27 @@ GPULOAN_API gpuloan_status gpuloan_pool_install(int32_t device);
  * the pool rung, and their contexts, before. Errors: STATE (none installed), FORKED, DRIVER. */
 GPULOAN_API gpuloan_status gpuloan_pool_uninstall(int32_t device);
 
+/* The two functions that PyTorch's torch.cuda.memory.CUDAPluggableAllocator takes from a library by name (PyTorch 2.1 and later),
+ * made for torch.cuda.MemPool. What tensors of such a pool lie in is lent by the rung vmm without a copy, at any size, and one block
+ * is one descriptor. `device` is PyTorch's ordinal, which is the driver's in this process; the driver is GPULOAN_DRIVER's, else the real one.
+ * Both work in the device's primary context, as PyTorch does, and leave the thread's current one as it was; any thread may call them,
+ * also while a stream is in graph capture.
+ *
+ * malloc returns device memory of `bytes`, rounded up to the granularity of VMM memory (2 MiB), for `device` alone: other
+ * devices of the process do not reach it. NULL for 0 bytes, and on failure, which PyTorch raises as out of memory;
+ * gpuloan_error_text then says why, and so does one line of the log at level error (not in a forked child): DEVICE_MEMORY, UNSUPPORTED (no floor
+ * VMM), NO_DEVICE, FORKED, STATE (the process is exiting), and those of opening a driver. `stream` is not used. */
+GPULOAN_API void *gpuloan_torch_malloc(size_t bytes, int device, void *stream);
+/* Gives memory of gpuloan_torch_malloc back; NULL is no memory. `bytes` and `device` are not used. Waits for the work that is in `stream`,
+ * the one that the memory was allocated for, and for no other: PyTorch has waited for those that record_stream named, other
+ * callers have to wait themselves. A stream that has not passed within a second, or is in capture, is not waited for any longer:
+ * its memory stays mapped until a later call of either function finds that it has. A stream has to be valid until the memory is back.
+ * End loans of it before, as with all memory of your own (their release function says when). What is lent without a copy and
+ * freed nevertheless is not used again before the loan has ended: the loan keeps the memory, not its address.
+ * In a forked child, and once the process is exiting, it does nothing. An address that malloc did not return, or that is freed twice,
+ * is left alone, with a line of the log at level error. */
+GPULOAN_API void gpuloan_torch_free(void *pointer, size_t bytes, int device, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,6 +41,16 @@ gpuloan_status guard(Body&& body) noexcept {
   }
 }
 
+// The same for calls without a context: `body` gets the driver that GPULOAN_DRIVER names, else the real one.
+template <typename Body>
+gpuloan_status on_driver(Body&& body) noexcept {
+  return guard([&]() -> Result<void> {
+    auto opened = driver::Driver::open(nullptr);
+    if (!opened) return forward(std::move(opened.error()));
+    return body(*opened);
+  });
+}
+
 // A caller's options struct as this version knows it. Members that an older caller does not have are 0; a newer caller
 // may have more, as long as they are 0.
 template <typename Struct>

@@ -8,24 +8,14 @@
 using namespace gpuloan;
 using namespace gpuloan::abi;
 
-namespace {
-
-using Step = Result<void> (*)(const std::shared_ptr<const driver::Driver> &, int);
-
-gpuloan_status on_driver(Step step, int ordinal) {
-  return guard([&]() -> Result<void> {
-    auto opened = driver::Driver::open(nullptr);
-    if (!opened) return forward(std::move(opened.error()));
-    return step(*opened, ordinal);
-  });
-}
-
-} // namespace
-
 extern "C" {
 
-gpuloan_status gpuloan_pool_install(int32_t device) { return on_driver(memory::install_pool, device); }
+gpuloan_status gpuloan_pool_install(int32_t device) {
+  return on_driver([&](const auto& driver) { return memory::install_pool(driver, device); });
+}
 
-gpuloan_status gpuloan_pool_uninstall(int32_t device) { return on_driver(memory::uninstall_pool, device); }
+gpuloan_status gpuloan_pool_uninstall(int32_t device) {
+  return on_driver([&](const auto& driver) { return memory::uninstall_pool(driver, device); });
+}
 
 } // extern "C"

@@ -28,7 +28,6 @@ Result<int> ordinal_of(const Driver& driver, Device device) {
 
 Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<const Driver> driver, int ordinal, bool exactly) {
   GPULOAN_TRY(check_calls_allowed());
-  std::shared_ptr<Gpu> gpu(new Gpu);
   Context current = nullptr;
   GPULOAN_TRY(GPULOAN_CU(*driver, cuCtxGetCurrent, &current));
   if (current != nullptr) {
@@ -39,12 +38,23 @@ Result<std::shared_ptr<Gpu>> Gpu::open(std::shared_ptr<const Driver> driver, int
     if (exactly && *found != ordinal) current = nullptr;
     else ordinal = *found;
   }
+  return make(std::move(driver), ordinal, current);
+}
+
+Result<std::shared_ptr<Gpu>> Gpu::open_primary(std::shared_ptr<const Driver> driver, int ordinal) {
+  GPULOAN_TRY(check_calls_allowed());
+  return make(std::move(driver), ordinal, nullptr);
+}
+
+// Without a context it is the primary one, at its first use.
+Result<std::shared_ptr<Gpu>> Gpu::make(std::shared_ptr<const Driver> driver, int ordinal, Context context) {
+  std::shared_ptr<Gpu> gpu(new Gpu);
   auto floors = probe_floors(*driver, ordinal);
   if (!floors) return forward(std::move(floors.error()));
   GPULOAN_TRY(GPULOAN_CU(*driver, cuDeviceGet, &gpu->device_, ordinal));
   gpu->floors_ = std::move(*floors);
   gpu->ordinal_ = ordinal;
-  gpu->context_.store(current, std::memory_order_relaxed);
+  gpu->context_.store(context, std::memory_order_relaxed);
   gpu->driver_ = std::move(driver);
   return gpu;
 }

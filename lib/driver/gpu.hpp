@@ -46,6 +46,8 @@ class Gpu {
   // Current context of the calling thread, else `ordinal`; with `exactly` that one's current context, if it is of this
   // device. NO_DEVICE names how many there are.
   [[nodiscard]] static Result<std::shared_ptr<Gpu>> open(std::shared_ptr<const Driver> driver, int ordinal, bool exactly = false);
+  // In the device's primary context, whatever is current.
+  [[nodiscard]] static Result<std::shared_ptr<Gpu>> open_primary(std::shared_ptr<const Driver> driver, int ordinal);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
   ~Gpu(); // releases the primary context if it was retained
@@ -78,6 +80,7 @@ class Gpu {
 
  private:
   Gpu() = default;
+  [[nodiscard]] static Result<std::shared_ptr<Gpu>> make(std::shared_ptr<const Driver> driver, int ordinal, Context context);
   [[nodiscard]] Result<Context> context();
   std::shared_ptr<const Driver> driver_;
   Floors floors_;

@@ -34,7 +34,7 @@ bool is_sticky(const driver::Driver& driver, const char* function, driver::CuRes
 }
 
 // Also when the driver will not say: for the legacy stream it refuses while any blocking stream is in capture (906).
-bool in_capture(const driver::Gpu& gpu, driver::Stream stream) {
+bool is_capturing(const driver::Gpu& gpu, driver::Stream stream) {
   if (!gpu.floors().has(GPULOAN_FLOOR_CAPTURE_QUERY)) return false;
   int status = driver::CaptureNone;
   const driver::CuResult code = gpu.driver().call.cuStreamIsCapturing(stream, &status);
@@ -64,11 +64,16 @@ void StreamUses::note(driver::Stream stream) {
   if (!known) uses_.push_back({stream, State::Named, {}});
 }
 
+bool StreamUses::in_capture(driver::Gpu& gpu) const {
+  const driver::Gpu::Scope scope(gpu);
+  return scope.ok() && std::any_of(uses_.begin(), uses_.end(), [&](const Use& use) { return use.state == State::Named && is_capturing(gpu, use.stream); });
+}
+
 void StreamUses::lose(Use& use, const driver::Driver& driver, const char* function, driver::CuResult code) {
   use.state = State::Unknown;
   GPULOAN_LOG(GPULOAN_LOG_WARNING,
-              "arena: a stream that used a region, or its context, is no longer valid, so the region's bytes stay unused "
-              "until the peer's arena ends (destroy streams after the regions they used): " +
+              "a stream that used a region or a block, or its context, is no longer valid, so those bytes stay unused until "
+              "the peer's arena, or the process, ends (destroy streams after the memory they used): " +
                   driver.error(function, code).text);
 }
 
@@ -96,7 +101,7 @@ void StreamUses::step(Use& use, driver::Gpu& gpu, EventPool& events) {
 
 void StreamUses::look(Use& use, driver::Gpu& gpu, EventPool& events) {
   const driver::Driver& driver = gpu.driver();
-  if (in_capture(gpu, use.stream)) return;
+  if (is_capturing(gpu, use.stream)) return;
   if (use.stream == driver::legacy_stream()) return record(use, driver, events);
   const driver::CuResult code = driver.call.cuStreamQuery(use.stream);
   if (code == driver::Success || is_sticky(driver, "cuStreamQuery", code)) {

@@ -37,6 +37,8 @@ class StreamUses {
   // Remembers a stream, once.
   void note(driver::Stream stream);
   [[nodiscard]] bool empty() const noexcept { return uses_.empty(); }
+  // Whether one that was not looked at yet is in capture, so that asking again at once is of no use.
+  [[nodiscard]] bool in_capture(driver::Gpu& gpu) const;
   // The first call decides what "its work" is: what is in the streams now. Never blocks. Unknown: what is left can never
   // be proven to have passed.
   [[nodiscard]] Progress settle(driver::Gpu& gpu, EventPool& events) noexcept;

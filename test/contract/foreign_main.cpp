@@ -26,6 +26,9 @@ constexpr Case kCases[] = {
     {"private pool", kind_table<Made::PoolPrivate>, true, under_mps_skip},
     {"VMM memory in one chunk", kind_table<Made::VmmOne>, true, under_mps_skip},
     {"VMM memory in 72 chunks", kind_table<Made::VmmMany>, true, under_mps_skip},
+    {"memory for PyTorch", kind_table<Made::Torch>, true, under_mps_skip},
+    {"memory for PyTorch, one piece", torch_one_piece, true, under_mps_skip},
+    {"memory for PyTorch, freed while it is lent", torch_freed_early, true, under_mps_skip},
     {"VMM memory without handles", kind_table<Made::VmmPrivate>, true, under_mps_skip},
     {"managed memory", kind_table<Made::Managed>, true, under_mps_skip},
     {"allocated host memory", kind_table<Made::HostAlloc>, true, under_mps_skip},
@@ -83,6 +86,7 @@ int run_suite(const Arguments& arguments) {
   const TempFolder folder("gpuloan-foreign");
   use_private_sim(folder);
   const Cell& cell = arguments.cell;
+  ::setenv("GPULOAN_DRIVER", cell.driver.c_str(), 1); // for gpuloan_torch_malloc
   std::printf("# gate %s, engine %s, driver %s\n", gpuloan_gate_name(cell.gate), gpuloan_engine_name(cell.engine), cell.driver.c_str());
   if (const std::string why = missing(cell); !why.empty()) {
     std::printf("1..0 # SKIP %s\n", why.c_str());

@@ -109,6 +109,7 @@ void Foreign::start(Made made) {
     case Made::PoolPrivate: return make_from_pool(cuda::HandleNone);
     case Made::VmmOne: return make_vmm(cuda::HandlePosixFd, rounded(block_));
     case Made::VmmMany: return make_vmm(cuda::HandlePosixFd, kChunk);
+    case Made::Torch: return make_torch();
     case Made::VmmPrivate: return make_vmm(cuda::HandleNone, rounded(block_));
     case Made::Managed: return make_managed();
     case Made::HostAlloc: return make_pinned();
@@ -182,6 +183,14 @@ void Foreign::make_vmm(int handle_types, std::uint64_t chunk) {
   }
   const cuda::AccessDesc access = {{cuda::LocationDevice, 0}, cuda::AccessReadWrite};
   LOAN_TEST_MAKE(cuMemSetAccess, base_, block_, &access, 1);
+}
+
+void Foreign::make_torch() {
+  void* block = gpuloan_torch_malloc(block_, bench_.gpu.ordinal(), bench_.gpu.stream());
+  if (block == nullptr) fail(std::string("gpuloan_torch_malloc: ") + gpuloan_error_text());
+  base_ = reinterpret_cast<std::uintptr_t>(block);
+  block_ = chunk_ = rounded(block_);
+  free_ = [this, block] { gpuloan_torch_free(block, block_, bench_.gpu.ordinal(), bench_.gpu.stream()); };
 }
 
 void Foreign::make_managed() {

@@ -14,6 +14,7 @@ enum class Made {
   PoolPrivate,    // from a pool made without, as the device's own is
   VmmOne,         // one chunk with a POSIX FD handle
   VmmMany,        // the same in chunks of 2 MiB, one behind the other
+  Torch,          // gpuloan_torch_malloc
   VmmPrivate,     // one chunk without a handle
   Managed,        // cuMemAllocManaged
   HostAlloc,      // cuMemAllocHost
@@ -58,6 +59,7 @@ class Foreign {
   void make_alloc();
   void make_from_pool(int handle_types);
   void make_vmm(int handle_types, std::uint64_t chunk);
+  void make_torch();
   void make_managed();
   void make_pinned();
   void make_registered();

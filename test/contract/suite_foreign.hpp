@@ -26,6 +26,10 @@ void pieces_cancelled(const Bench& bench);
 void pieces_killed(const Bench& bench);
 void closing_stuck(const Bench& bench);
 
+// suite_foreign_torch.cpp: memory of gpuloan_torch_malloc
+void torch_one_piece(const Bench& bench);
+void torch_freed_early(const Bench& bench);
+
 // suite_foreign_release.cpp: the release function is called once, and when
 void release_ends(const Bench& bench);
 void release_grants(const Bench& bench);

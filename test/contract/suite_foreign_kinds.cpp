@@ -24,6 +24,7 @@ constexpr Row kTable[] = {
     {Made::PoolPrivate, "sn nn nn hn sn sn", "memory of a pool that cannot be shared"},
     {Made::VmmOne, "vv nn nn hn vv vv", "legacy handle"},
     {Made::VmmMany, "vv nn nn hn vv vv", "legacy handle"},
+    {Made::Torch, "vv nn nn hn vv vv", "legacy handle"},
     {Made::VmmPrivate, "sn nn nn hn sn sn", "VMM memory made without handles"},
     {Made::Managed, "sn nn nn hn sn sn", "managed memory"},
     {Made::HostAlloc, "sn nn nn hn sn sn", "host memory"},
@@ -179,6 +180,7 @@ template void kind_table<Made::PoolShareable>(const Bench& bench);
 template void kind_table<Made::PoolPrivate>(const Bench& bench);
 template void kind_table<Made::VmmOne>(const Bench& bench);
 template void kind_table<Made::VmmMany>(const Bench& bench);
+template void kind_table<Made::Torch>(const Bench& bench);
 template void kind_table<Made::VmmPrivate>(const Bench& bench);
 template void kind_table<Made::Managed>(const Bench& bench);
 template void kind_table<Made::HostAlloc>(const Bench& bench);
