@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 namespace loan_test {
@@ -174,17 +175,75 @@ void other_version(const Bench& bench) {
     hello.hello.version_min = low;
     hello.hello.version_max = high;
     client.send(hello);
-    client.expect_refused(GPULOAN_ERR_VERSION);
-    door.expect_refusal(GPULOAN_ERR_VERSION, "version");
+    const std::string text = client.expect_refused(GPULOAN_ERR_VERSION); // both sides learn both ranges
+    const std::string ranges = "the peer speaks protocol versions " + std::to_string(low) + " to " + std::to_string(high) + ", this library 1 to 1";
+    expect_contains(text, ranges, "the text of REFUSED");
+    door.expect_refusal(GPULOAN_ERR_VERSION, ranges);
   }
   RawClient newer = RawClient::connect(door.path);
   channel::Record hello = raw_hello(&key);
   hello.header.version = 7; // HELLO keeps its layout in every version
   hello.hello.version_max = 7;
-  newer.send(hello);
-  static_cast<void>(newer.expect_type(channel::Type::Welcome));
+  hello.hello.features = UINT32_MAX;
+  newer.shake_hands(hello);
+  expect_ok(ready(door).status, "status of PEER_READY");
   door.good_loan(bench);
   door.worker.close();
+}
+
+// What `exporter` does to an importer of this library that connects to it; the importer's status and text.
+template <typename RawExporter>
+std::pair<gpuloan_status, std::string> connect_to(RawExporter exporter) {
+  const TempFolder folder("gpuloan-other");
+  const std::string path = folder.path() + "/socket";
+  RawListener listener(path);
+  Guest guest;
+  std::pair<gpuloan_status, std::string> result;
+  std::jthread importer([&] {
+    const gpuloan_key key = {};
+    result.first = guest.connect(path, &key);
+    result.second = gpuloan_error_text();
+  });
+  RawClient client = listener.accept();
+  const RawClient::Message hello = client.expect_type(channel::Type::Hello);
+  exporter(client, hello.record.hello);
+  importer.join();
+  return result;
+}
+
+channel::Record raw_welcome(std::uint16_t version) {
+  channel::Record record = raw_record(channel::Type::Welcome);
+  record.welcome.version = version;
+  record.welcome.slots = 64;
+  return record;
+}
+
+// The other way round: the importer is of this version, the exporter is not.
+void other_version_exporter(const Bench&) {
+  for (const auto& [low, high] : {std::pair<std::uint16_t, std::uint16_t>{2, 9}, {0, 0}}) {
+    const auto [status, text] = connect_to([&, low = low, high = high](RawClient& client, const channel::Hello& hello) {
+      const std::string why = "the peer speaks protocol versions " + std::to_string(hello.version_min) + " to " + std::to_string(hello.version_max) +
+                              ", this library " + std::to_string(low) + " to " + std::to_string(high);
+      channel::Record refused = raw_record(channel::Type::Refused);
+      refused.header.version = low; // REFUSED keeps its layout in every version
+      refused.header.tail_bytes = static_cast<std::uint16_t>(why.size());
+      refused.notice.status = GPULOAN_ERR_VERSION;
+      client.send(refused, {reinterpret_cast<const unsigned char*>(why.data()), why.size()});
+    });
+    expect_status(status, GPULOAN_ERR_VERSION, "gpuloan_context_connect");
+    expect_contains(text, "refused by the exporter: the peer speaks protocol versions 1 to 1, this library " + std::to_string(low) + " to " + std::to_string(high), "the text");
+  }
+  const auto [status, text] = connect_to([](RawClient& client, const channel::Hello&) {
+    client.send(raw_welcome(2));
+    client.expect_closed();
+  });
+  expect_status(status, GPULOAN_ERR_VERSION, "a WELCOME of a version that the importer does not speak");
+  expect_contains(text, "the exporter chose protocol version 2, this library speaks 1 to 1", "the text");
+  const auto [newer, why] = connect_to([](RawClient& client, const channel::Hello& hello) {
+    expect_equal(hello.version_max, 1, "version_max in HELLO");
+    client.show_pages(raw_welcome(1)); // one that speaks 1 to 9 takes 1
+  });
+  if (newer != GPULOAN_OK) fail("an exporter that speaks more than this version: " + why);
 }
 
 // E5
@@ -393,6 +452,7 @@ constexpr Case kCases[] = {
     {"a key is given back", key_given_back},
     {"a key as text", key_text},
     {"another version", other_version},
+    {"an exporter of another version", other_version_exporter},
     {"another host", other_host},
     {"another user", other_user, false, not_root},
     {"garbage instead of HELLO", garbage_first},

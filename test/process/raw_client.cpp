@@ -5,11 +5,13 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 namespace loan_test {
 namespace {
@@ -120,11 +122,12 @@ RawClient::Message RawClient::expect_type(channel::Type type) {
   return std::move(*message);
 }
 
-void RawClient::expect_refused(gpuloan_status status) {
+std::string RawClient::expect_refused(gpuloan_status status) {
   const Message message = expect_type(channel::Type::Refused);
   expect_equal(message.record.notice.status, static_cast<std::int32_t>(status), "status in REFUSED");
   expect(!message.tail.empty(), "REFUSED without a sentence");
   expect_closed();
+  return message.text();
 }
 
 void RawClient::expect_closed() {
@@ -132,10 +135,11 @@ void RawClient::expect_closed() {
   while (receive()) expect(now_ms() < end, "the exporter goes on talking");
 }
 
-void RawClient::shake_hands(const gpuloan_key* key) {
-  expect(send(raw_hello(key)), "the exporter is gone");
+void RawClient::shake_hands(const channel::Record& hello) {
+  expect(send(hello), "the exporter is gone");
   const Message welcome = expect_type(channel::Type::Welcome);
   expect_equal(welcome.record.welcome.version, 1, "version in WELCOME");
+  expect_equal(welcome.record.header.version, 1, "version in the header of WELCOME");
   const Message pages = expect_type(channel::Type::Pages);
   expect_equal(pages.fds.size(), 1U, "descriptors of PAGES");
   void* mapped = ::mmap(nullptr, pages.record.pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, pages.fds[0].get(), 0);
@@ -146,6 +150,43 @@ void RawClient::shake_hands(const gpuloan_key* key) {
   ::munmap(mapped, pages.record.pages.bytes);
   expect(send(raw_record(channel::Type::PagesChecked)), "the exporter is gone");
   expect_equal(expect_type(channel::Type::Tether).fds.size(), 1U, "descriptors of TETHER");
+}
+
+void RawClient::show_pages(const channel::Record& welcome) {
+  expect(send(welcome), "the importer is gone");
+  const std::uint64_t bytes = std::uint64_t{welcome.welcome.slots} * 64;
+  const Fd pages(::memfd_create("pages", MFD_CLOEXEC | MFD_ALLOW_SEALING)), tether(::memfd_create("tether", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  expect(::ftruncate(pages.get(), static_cast<off_t>(bytes)) == 0 && ::ftruncate(tether.get(), 4096) == 0, "ftruncate");
+  channel::Record record = raw_record(channel::Type::Pages);
+  record.header.fd_count = 1;
+  record.pages.bytes = bytes;
+  record.pages.slots = welcome.welcome.slots;
+  const int pages_fd = pages.get(), tether_fd = tether.get();
+  expect(send(record, {}, std::span(&pages_fd, 1)), "the importer is gone");
+  static_cast<void>(expect_type(channel::Type::PagesMapped));
+  expect(::fcntl(pages_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0, "F_ADD_SEALS");
+  expect(send(raw_record(channel::Type::PagesSealed)), "the importer is gone");
+  static_cast<void>(expect_type(channel::Type::PagesChecked));
+  record = raw_record(channel::Type::Tether);
+  record.header.fd_count = 1;
+  expect(send(record, {}, std::span(&tether_fd, 1)), "the importer is gone");
+}
+
+RawListener::RawListener(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  expect(path.size() < sizeof address.sun_path, "the path is too long");
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  expect(::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && ::listen(socket_.get(), 4) == 0, "listen");
+}
+
+RawClient RawListener::accept() {
+  pollfd ready = {socket_.get(), POLLIN, 0};
+  expect(::poll(&ready, 1, static_cast<int>(kWaitMs)) == 1, "nobody connects");
+  Fd end(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const int on = 1; // as an exporter does; the importer asks the same of us
+  expect(::setsockopt(end.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0, "SO_PASSCRED");
+  return RawClient(std::move(end));
 }
 
 } // namespace loan_test

@@ -41,13 +41,26 @@ class RawClient {
   // The next record; nothing once the other end has hung up.
   [[nodiscard]] std::optional<Message> receive();
   [[nodiscard]] Message expect_type(channel::Type type);
-  // Reads until the other end hangs up; the last record was REFUSED with that status.
-  void expect_refused(gpuloan_status status);
+  // Reads until the other end hangs up; the last record was REFUSED with that status. Its sentence.
+  std::string expect_refused(gpuloan_status status);
   // Reads until the other end hangs up, within the time that everything has.
   void expect_closed();
   // HELLO to PAGES_CHECKED.
-  void shake_hands(const gpuloan_key* key = nullptr);
+  void shake_hands(const gpuloan_key* key = nullptr) { shake_hands(raw_hello(key)); }
+  void shake_hands(const channel::Record& hello);
+  // The exporter's side of the same, behind its WELCOME.
+  void show_pages(const channel::Record& welcome);
   void close() noexcept { socket_.reset(); }
+
+ private:
+  Fd socket_;
+};
+
+// An exporter made by hand: where an importer connects to.
+class RawListener {
+ public:
+  explicit RawListener(const std::string& path);
+  [[nodiscard]] RawClient accept();
 
  private:
   Fd socket_;
