@@ -130,4 +130,8 @@ Record make_record(Type type) noexcept {
   return record;
 }
 
+void set_version(Record& record, std::uint16_t version) noexcept {
+  if (version_matters(record.header.type)) record.header.version = version;
+}
+
 } // namespace gpuloan::channel

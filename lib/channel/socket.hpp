@@ -56,6 +56,8 @@ struct Received {
 
 // A record of `type` with zeroed body and the header filled in.
 [[nodiscard]] Record make_record(Type type) noexcept;
+// Puts the version that both sides agreed on into the header; not of HELLO and REFUSED, which every version reads.
+void set_version(Record& record, std::uint16_t version) noexcept;
 
 enum class SendResult { Sent, Full, Lost }; // Full: the socket buffer is full, try again when writable
 // One non-blocking send. `fds` are borrowed. Fills in fd_count and tail_bytes. Lost: the other end is gone (EPIPE,

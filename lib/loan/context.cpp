@@ -463,8 +463,9 @@ void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
 
 // ---- Sending ------------------------------------------------------------------------------------------------------
 
-bool Context::send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) try {
+bool Context::send(Peer& peer, channel::Record record, std::span<const std::byte> tail, std::vector<UniqueFd> fds) try {
   if (peer.lost) return false;
+  if (peer.version != 0) channel::set_version(record, peer.version);
   if (bundled_ == &peer) {
     if (fds.empty() && bundle_.add(record, tail)) return true;
     send_bundle();

@@ -105,7 +105,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void push_ended(const std::shared_ptr<Loan>& loan) noexcept; // lock held; LOAN_ENDED, or the loss of the peer where there is no memory
   // Lock held. Sends now or, where the socket is full, later and in order; false when the other end is gone. A peer that
   // does not read is dropped.
-  bool send(Peer& peer, const channel::Record& record, std::span<const std::byte> tail = {}, std::vector<UniqueFd> fds = {});
+  bool send(Peer& peer, channel::Record record, std::span<const std::byte> tail = {}, std::vector<UniqueFd> fds = {});
   // Lock held, from here to its end: what is sent to this peer meanwhile leaves in as few messages as it takes. Nothing waits in it when
   // the lock is dropped.
   class Bundling {
