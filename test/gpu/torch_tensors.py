@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: MIT
 """PyTorch tensors of one allocator, lent by pointer and filled by a worker that knows nothing of PyTorch.
 
-Usage: torch_tensors.py LIBGPULOAN GPULOAN NATIVE|EXPANDABLE|ASYNC|SWAP [LIMIT_MIB]. The process lends a tensor for read, `gpuloan demo-worker`
+Usage: torch_tensors.py LIBGPULOAN GPULOAN NATIVE|EXPANDABLE|MEMPOOL|ASYNC|SWAP [LIMIT_MIB]. The process lends a tensor for read, `gpuloan demo-worker`
 copies it into the tensor that this process grants it, in place, and both are compared: whole tensors of several sizes, and views
 that begin inside their block. Prints a row for each; exits non-zero when one failed.
+
+MEMPOOL: tensors of a torch.cuda.MemPool over gpuloan_torch_malloc; vmm without a copy. With LIMIT_MIB none larger than half of it.
 
 SWAP (EXPERIMENTAL): cudaMallocAsync as in ASYNC, but gpuloan's pool is put in the place of the device's own before PyTorch
 loads, and the pool rung is allowed. What touches no more pieces of 32 MiB than LIMIT_MIB (5248) does then goes over pool in place,
 anything larger as a copy, and no worker dies (P3)."""
+import contextlib
 import ctypes as c
 import os
 import socket
@@ -17,7 +20,7 @@ import sys
 
 LIBRARY, COMMAND, ALLOCATOR = sys.argv[1:4]
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = {
-    "NATIVE": "", "EXPANDABLE": "expandable_segments:True", "ASYNC": "backend:cudaMallocAsync",
+    "NATIVE": "", "MEMPOOL": "", "EXPANDABLE": "expandable_segments:True", "ASYNC": "backend:cudaMallocAsync",
     "SWAP": "backend:cudaMallocAsync"}[ALLOCATOR]
 LIMIT_MIB = int(sys.argv[4]) if len(sys.argv) > 4 else 5248
 lib = c.CDLL(LIBRARY)
@@ -87,7 +90,7 @@ def event(context, wanted, peer=None):
 
 def expected(report, rung):
     """Both loans went over this rung: pool in place, vmm by a copy on the device. None: any rung will do."""
-    return rung is None or (report.rung == rung and report.copied_bytes == (0 if rung == POOL else report.bytes))
+    return rung is None or (report.rung == rung and report.copied_bytes == (0 if rung == POOL or ALLOCATOR == "MEMPOOL" else report.bytes))
 
 
 PIECE = 32 * MIB
@@ -96,7 +99,7 @@ PIECE = 32 * MIB
 def way(tensor):
     """The rung that a swapped pool's tensor, or a view of it, has to take."""
     if ALLOCATOR != "SWAP":
-        return None
+        return VMM if ALLOCATOR == "MEMPOOL" else None
     storage = tensor.untyped_storage()
     start = storage.data_ptr() % PIECE
     return POOL if -(-(start + storage.nbytes()) // PIECE) <= -(-LIMIT_MIB * MIB // PIECE) and storage.nbytes() <= LIMIT_MIB * MIB else VMM
@@ -168,9 +171,14 @@ options = ContextOptions(role=1)
 if ALLOCATOR == "SWAP":
     options.rungs, options.pool_import_limit = VMM | POOL | IPC | HOST, LIMIT_MIB * MIB
 check(lib.gpuloan_context_create(c.byref(options), c.byref(context)))
+stack = contextlib.ExitStack()
+if ALLOCATOR == "MEMPOOL":
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(LIBRARY, "gpuloan_torch_malloc", "gpuloan_torch_free")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    stack.enter_context(torch.cuda.use_mem_pool(pool))
 good = swapped_sizes(context) if ALLOCATOR == "SWAP" else True
 for name, elements in (("1 MiB", 1 << 18), ("100003 floats", 100003), ("1 GiB", 1 << 28), ("6 GiB", 6 << 28)):
-    if ALLOCATOR == "SWAP" and elements * 4 > LIMIT_MIB * MIB // 2:
+    if (ALLOCATOR == "SWAP" or len(sys.argv) > 4) and elements * 4 > LIMIT_MIB * MIB // 2:
         continue  # the sizes above have it
     source = torch.randn(elements, device="cuda") if elements <= 1 << 28 else torch.arange(elements, device="cuda", dtype=torch.int32)
     target = torch.zeros_like(source)
@@ -180,6 +188,7 @@ base, result = torch.randn(1 << 20, device="cuda"), torch.zeros(1 << 20, device=
 good &= through_worker(context, "view [1000:50001]", base[1000:50001], result[777:49778])
 good &= bool((result[:777] == 0).all() and (result[49778:] == 0).all())
 lib.gpuloan_context_destroy(context)
+stack.close()
 if ALLOCATOR == "SWAP":
     del base, result
     torch.cuda.synchronize()

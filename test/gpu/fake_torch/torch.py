@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """As much of PyTorch as torch_tensors.py uses, on whatever driver GPULOAN_DRIVER names by its path: memory of the device's
-current pool, as backend:cudaMallocAsync has it. So that the script itself is tested where there is neither a GPU nor PyTorch."""
+current pool, as backend:cudaMallocAsync has it, or of a MemPool's allocator. So that the script itself is tested where there is neither a GPU nor PyTorch."""
 import array
+import contextlib
 import ctypes as c
 import os
 import types
@@ -17,13 +18,42 @@ def need(function, *arguments):
         raise RuntimeError(f"{function} says {result}")
 
 
+class PluggableAllocator:
+    current = None
+
+    def __init__(self, library, malloc, free):
+        library = c.CDLL(library)
+        self.malloc, self.free = getattr(library, malloc), getattr(library, free)
+        self.malloc.restype, self.malloc.argtypes = c.c_void_p, (c.c_size_t, c.c_int, c.c_void_p)
+        self.free.restype, self.free.argtypes = None, (c.c_void_p, c.c_size_t, c.c_int, c.c_void_p)
+
+    def allocator(self):
+        return self
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool):
+    PluggableAllocator.current = pool
+    yield
+    PluggableAllocator.current = None
+
+
 class Memory:
     def __init__(self, size):
+        self.allocator = PluggableAllocator.current
+        if self.allocator is not None:
+            self.pointer, self.size = self.allocator.malloc(size, 0, None), size
+            if self.pointer is None:
+                raise MemoryError(size)
+            return
         pointer = c.c_uint64()
         need("cuMemAllocAsync", c.byref(pointer), c.c_size_t(size), None)
         self.pointer, self.size = pointer.value, size
 
     def __del__(self):
+        if self.allocator is not None:
+            self.allocator.free(self.pointer, self.size, 0, None)
+            return
         driver.cuMemFreeAsync(c.c_uint64(self.pointer), None)
 
 
@@ -104,4 +134,6 @@ def init():
 
 
 cuda = types.SimpleNamespace(init=init, synchronize=lambda: need("cuCtxSynchronize"),
-                             current_stream=lambda: types.SimpleNamespace(cuda_stream=0))
+                             current_stream=lambda: types.SimpleNamespace(cuda_stream=0),
+                             memory=types.SimpleNamespace(CUDAPluggableAllocator=PluggableAllocator), MemPool=lambda allocator: allocator,
+                             use_mem_pool=use_mem_pool)
