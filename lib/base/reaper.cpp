@@ -9,7 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <new>
 
@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kIdle{200};
 struct Queue {
   std::mutex mutex;
   std::condition_variable filled, emptied;
-  std::deque<std::shared_ptr<void>> objects;
+  std::list<std::shared_ptr<void>> objects; // empty it takes no memory
   std::size_t idle = 0;    // threads that wait for an object, or are about to
   std::size_t pending = 0; // objects that are not destroyed yet
 };

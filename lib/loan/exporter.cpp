@@ -396,7 +396,7 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
   if (type == Type::Bye) return fail(GPULOAN_ERR_PEER_LOST, "the peer closed the connection");
   if (peer->phase == Peer::Phase::Mapped && type == Type::PagesMapped) {
     GPULOAN_TRY(peer->words.seal());
-    send(*peer, channel::make_record(Type::PagesSealed));
+    if (!send(*peer, channel::make_record(Type::PagesSealed))) return {}; // lost, or the loop will see that it is
     peer->phase = Peer::Phase::Checked;
     return {};
   }
@@ -405,7 +405,7 @@ Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel
     if (!fd) return forward(std::move(fd.error()));
     std::vector<UniqueFd> fds;
     fds.push_back(std::move(*fd));
-    send(*peer, channel::make_record(Type::Tether), {}, std::move(fds));
+    if (!send(*peer, channel::make_record(Type::Tether), {}, std::move(fds))) return {};
     peer->phase = Peer::Phase::Ready;
     push_event({GPULOAN_EVENT_PEER_READY, GPULOAN_OK, peer, nullptr, nullptr, ""});
     return {};
