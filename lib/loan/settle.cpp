@@ -221,7 +221,7 @@ void Exporter::fail_rings(ExporterPeer& peer) {
   }
 }
 
-void Exporter::pump(ExporterPeer& peer) {
+void Exporter::pump(ExporterPeer& peer) try {
   if (peer.copies_broken) fail_rings(peer); // one may have been on its way out when they broke
   if (!peer.copying()) return;
   memory::RingSource::Progress source;
@@ -263,6 +263,8 @@ void Exporter::pump(ExporterPeer& peer) {
   for (const memory::Piece& piece : sink.landed) {
     if (ExportLoan* loan = loan_of(piece)) advance(*loan);
   }
+} catch (const std::bad_alloc&) { // as in the importer's
+  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
 }
 
 void Exporter::announce_ready(ExportLoan& loan) {

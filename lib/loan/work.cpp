@@ -173,7 +173,7 @@ Result<void> Importer::done_many(std::span<const std::shared_ptr<ImportLoan>> lo
   return refused;
 }
 
-void Importer::pump(ImporterPeer& peer) {
+void Importer::pump(ImporterPeer& peer) try {
   memory::RingSource::Progress source;
   memory::RingSink::Progress sink;
   Trash trash;
@@ -215,6 +215,8 @@ void Importer::pump(ImporterPeer& peer) {
     const auto it = peers_.find(peer.tag);
     if (it != peers_.end()) lose(it->second, std::move(moved.error()));
   }
+} catch (const std::bad_alloc&) { // what has landed and was not told would be waited for
+  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
 }
 
 // ---- Until it is over ---------------------------------------------------------------------------------------------

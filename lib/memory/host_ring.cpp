@@ -99,12 +99,13 @@ Result<void> RingSource::fill_slots() {
   while (!queue_.empty() && slots_[next_slot_] == SlotState::Free) {
     Transfer& transfer = queue_.front();
     const std::uint64_t bytes = std::min(ring_.slot_bytes(), transfer.bytes - transfer.next);
-    GPULOAN_TRY(ring_.copy_out(next_slot_, transfer.from + transfer.next, bytes));
     const Piece piece{transfer.loan, transfer.next, bytes, transfer.turn, next_slot_};
+    const bool last = transfer.next + bytes == transfer.bytes;
+    std::list<Copying> one{{piece, last, false}}; // what could fail, before the copy is out
+    GPULOAN_TRY(ring_.copy_out(next_slot_, transfer.from + transfer.next, bytes));
+    copying_.splice(copying_.end(), one);
     transfer.next += bytes;
-    const bool last = transfer.next == transfer.bytes;
     slots_[next_slot_] = SlotState::Copying;
-    copying_.push_back({piece, last, false});
     next_slot_ = (next_slot_ + 1) % ring_.slots();
     if (last) queue_.pop_front();
   }
@@ -114,6 +115,8 @@ Result<void> RingSource::fill_slots() {
 Result<void> RingSource::pump(Progress& progress) {
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
+  progress.filled.reserve(copying_.size()); // before anything is over: what is not told would be waited for
+  progress.complete.reserve(copying_.size());
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
     auto complete = ring_.copied(copy.piece.slot);
@@ -147,6 +150,7 @@ Result<void> RingSink::filled(const Piece& piece) {
     it->second.enqueued = it->second.landed = 0;
   }
   const bool unread = it == expected_.end() || it->second.turn != piece.turn;
+  std::list<Copying> one{{piece, unread}}; // before the copy is under way, as in fill_slots
   if (!unread) {
     Expected& expected = it->second;
     if (piece.offset != expected.enqueued || piece.bytes == 0 || piece.bytes > ring_.slot_bytes() ||
@@ -159,7 +163,7 @@ Result<void> RingSink::filled(const Piece& piece) {
     expected.enqueued += piece.bytes;
   }
   busy_[piece.slot] = true;
-  copying_.push_back({piece, unread});
+  copying_.splice(copying_.end(), one);
   return {};
 }
 
@@ -175,6 +179,8 @@ bool RingSink::in_flight(std::uint64_t loan) const noexcept {
 Result<void> RingSink::pump(Progress& progress) {
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
+  progress.drained.reserve(copying_.size()); // as above
+  progress.landed.reserve(copying_.size());
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
     if (!copy.unread) {

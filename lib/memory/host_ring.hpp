@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -110,7 +111,7 @@ class RingSource {
   HostRing ring_;
   std::vector<SlotState> slots_;
   std::deque<Transfer> queue_;
-  std::deque<Copying> copying_;
+  std::list<Copying> copying_;
   std::uint32_t next_slot_ = 0;
 };
 
@@ -154,7 +155,7 @@ class RingSink {
   std::vector<bool> busy_;
   bool rolls_;
   std::map<std::uint64_t, Expected> expected_;
-  std::deque<Copying> copying_;
+  std::list<Copying> copying_;
 };
 
 // Waits until one end's own copies are over, a second at most; false then: its pages and what they copy must stay.

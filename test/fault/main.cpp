@@ -75,13 +75,14 @@ struct End {
 std::string judge(const Plan& plan, const Run& run, bool& fired, bool& own) {
   End ends[2];
   std::istringstream lines(run.output);
-  std::string wrong;
+  std::string wrong, notes;
   for (std::string line; std::getline(lines, line);) {
     int side = 0, values[5] = {};
     if (std::sscanf(line.c_str(), "end %d %d %d %d %d %d", &side, values, values + 1, values + 2, values + 3, values + 4) == 6) {
       ends[side != 0] = {true, values[0] != 0, values[1] != 0, values[2] != 0, values[3] != 0, values[4] != 0};
     }
     if (line.starts_with("WRONG") || line.starts_with("not ok")) wrong += "\n    " + line;
+    if (line.starts_with("note ")) notes += "\n    " + line;
   }
   const End& faulty = ends[plan.side == Side::Importer];
   fired = faulty.fired;
@@ -91,7 +92,7 @@ std::string judge(const Plan& plan, const Run& run, bool& fired, bool& own) {
   if (own && run.status == 0 && ends[0].seen && ends[1].seen) return {}; // it hit a call of the test's own: only crashes and hangs count
   // A single fault that came in the first round leaves a context that works.
   const bool second_has_to = faulty.fired_first || !faulty.fired;
-  if (wrong.empty() && second_has_to && !(ends[0].second && ends[1].second)) wrong += "\n    the second round, with a fresh peer, failed";
+  if (wrong.empty() && second_has_to && !(ends[0].second && ends[1].second)) wrong += "\n    the second round, with a fresh peer, failed" + notes;
   if (wrong.empty() && !faulty.fired && !(ends[0].first && ends[1].first)) wrong += "\n    it failed without a fault";
   return wrong;
 }
