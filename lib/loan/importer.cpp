@@ -512,7 +512,8 @@ void Importer::on_peer_lost(const std::shared_ptr<Peer>& base) {
   for (const auto& [id, import] : std::map(peer.imports)) {
     if (import->holds == 0) drop_import(peer, import);
   }
-  if (peer.phase == Peer::Phase::Ready && !closed_) push_event({GPULOAN_EVENT_PEER_LOST, peer.loss.status, base, nullptr, nullptr, peer.loss.text});
+  const bool told = peer.phase == Peer::Phase::Ready && !closed_ && !peer.closed; // not of one whose handle is gone
+  if (told) push_event({GPULOAN_EVENT_PEER_LOST, peer.loss.status, base, nullptr, nullptr, peer.loss.text});
   dispose(std::move(trash));
 }
 
