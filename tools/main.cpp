@@ -62,8 +62,9 @@ int complain(const char* name, bool json, int code, const std::string& text) {
 
 // A full disk or a closed pipe may show only when the last of the output is written.
 int flushed(const char* name, int code) {
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  std::fprintf(stderr, "gpuloan %s: cannot write to standard output: %s\n", name, std::strerror(errno));
+  const bool now = std::fflush(stdout) != 0; // else errno is of something later
+  if (!now && std::ferror(stdout) == 0) return code;
+  complain(name, false, ExitFile, std::string("cannot write to standard output") + (now ? std::string(": ") + std::strerror(errno) : ""));
   return code == ExitOk ? ExitFile : code;
 }
 
@@ -112,10 +113,11 @@ int dispatch(Arguments arguments) {
 } // namespace gpuloan::tool
 
 // A shell may start us with a standard stream closed (>&-). Its number must not go to a descriptor of the library's, which
-// our output would then be written to.
+// our output would then be written to. What takes the place is open the other way round, so that reading from standard input
+// that was closed, and writing to such output, is the error that it would have been (EBADF). Nobody misses error messages.
 static void fill_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
-    if (::fcntl(fd, F_GETFD) == -1 && errno == EBADF && ::open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd) std::_Exit(15);
+    if (::fcntl(fd, F_GETFD) == -1 && errno == EBADF && ::open("/dev/null", fd == 1 ? O_RDONLY : O_WRONLY) != fd) std::_Exit(15);
   }
 }
 

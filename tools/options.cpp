@@ -62,7 +62,7 @@ Parser::Option& Parser::find(const std::string& name) {
     if (!option.hidden) known.push_back(option.name);
   }
   const std::string near = nearest(name, known);
-  usage("unknown option '--" + name + "'" + (near.empty() ? "" : "; did you mean '--" + near + "'?") +
+  usage("unknown option '--" + name + "'" + (near.empty() ? "." : "; did you mean '--" + near + "'?") +
         " See 'gpuloan " + synopsis_.substr(0, synopsis_.find(' ')) + " --help'.");
 }
 

@@ -4,9 +4,11 @@
 import os
 import signal
 import socket
+import subprocess
+import time
 import unittest
 
-from cli import CliTest, EXIT
+from cli import CliTest, EXE, EXIT
 
 WRONG_KEY = "ab" * 32
 
@@ -104,10 +106,46 @@ class FailureTest(CliTest):
         with open("/dev/full", "w", encoding="ascii") as full:
             process = self.start("probe", stdout=full)
         self.expect(self.finish(process), "file", "standard output")
+        with open("/dev/full", "w", encoding="ascii") as full:
+            process = self.start("--help", stdout=full)
+        self.expect(self.finish(process), "file", "gpuloan: cannot write to standard output: No space left")
         lend = self.listening()
         borrow = self.start("borrow", "--socket", self.socket, "--to", "/dev/full")
         self.expect(self.finish(borrow), "file", "No space left")
         self.assertNotEqual(self.finish(lend).code, 0)
+
+    def closed(self, redirection, *arguments):
+        """Started by a shell with a standard stream closed."""
+        words = ["/bin/sh", "-c", f'exec "$0" "$@" {redirection}', EXE, *map(str, arguments)]
+        process = subprocess.Popen(words, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   start_new_session=True, text=True)
+        process.started = time.monotonic()
+        self.running.append(process)
+        self.groups.append(process.pid)
+        return process
+
+    def test_closed_standard_input_is_no_empty_file(self):
+        for command in (("lend", "--socket", self.socket, "--from", "-"), ("demo", "-")):
+            self.expect(self.finish(self.closed("<&-", *command)), "file", "cannot read 'standard input': Bad file descriptor")
+        self.expect_ok(self.finish(self.closed("<&-", "demo", self.source))) # which does not read it
+
+    def test_closed_standard_output_fails_as_a_full_disk_does(self):
+        text = "cannot write to standard output"
+        for command in (("--help",), ("--version",), ("probe",), ("probe", "--json"), ("demo",), ("canary", "--rung", "vmm"),
+                        ("canary", "--json", "--rung", "vmm"), ("bench", "--quick", "--case", "loans", "--size", "4KiB"), ("lend", "--help")):
+            with self.subTest(command):
+                self.expect(self.finish(self.closed(">&-", *command)), "file", text)
+        lend = self.closed(">&-", "lend", "--socket", self.socket, "--from", self.source)
+        borrow = self.closed(">&-", "borrow", "--socket", self.socket, "--to", self.to)
+        for process in (lend, borrow):
+            self.expect(self.finish(process), "file", text)
+        self.assertEqual(self.source.read_bytes(), self.to.read_bytes())
+        lend = self.listening()
+        self.expect(self.finish(self.closed(">&-", "borrow", "--socket", self.socket, "--to", "-")), "file", "standard output")
+        self.assertNotEqual(self.finish(lend).code, 0)
+
+    def test_closed_standard_error_is_not_missed(self):
+        self.expect_ok(self.finish(self.closed("2>&-", "demo")))
 
     def test_busy_path(self):
         first = self.listening()
