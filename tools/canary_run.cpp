@@ -2,6 +2,8 @@
 #include "canary.hpp"
 
 #include "files.hpp"
+#include "floor_rows.hpp"
+#include "output.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,6 +24,19 @@ std::uint32_t library_verdict(const CanaryKind& kind, const gpuloan_peer_info& i
     case GPULOAN_RUNG_HOST: return info.host_canary;
     default: return kind.arena ? info.vmm_canary : info.foreign_vmm_canary;
   }
+}
+
+// Why the library demoted the way of this kind, and no other; where the peer is refused, that.
+std::string demoted_text(const CanaryKind& kind, const gpuloan_peer_info& info) {
+  static const std::vector<std::string> kWays = {"vmm", "vmm for memory of others", "pool", "ipc", "host (pages, read)", "host (pages, write)",
+                                                 "host (segment, read)", "host (segment, write)", "host (ring, read)", "host (ring, write)"};
+  const bool refused = info.host_canary == GPULOAN_CANARY_DEMOTED;
+  const std::string own = kind.rung == GPULOAN_RUNG_VMM && !kind.arena ? kWays[1] : gpuloan_rung_name(kind.rung);
+  for (const std::string& way : kWays) {
+    if (refused ? !way.starts_with("host") : way != own) continue;
+    if (std::string text = piece_of(info.canary_text, way, kWays); !text.empty()) return text;
+  }
+  return "its canary failed; GPULOAN_LOG=warning shows how"; // the text has an end
 }
 
 } // namespace
@@ -98,8 +113,8 @@ std::string CanaryRun::skip_reason(const CanaryKind& kind) const {
   if ((rungs_ & static_cast<std::uint32_t>(kind.rung)) == 0) {
     return kind.rung == GPULOAN_RUNG_POOL && options_.loans.rungs == 0 ? "experimental: --experimental-pool tries it" : "left out by --rung";
   }
-  if ((session_.device.floors & kind.floors) == kind.floors) return "";
-  return std::string("this device cannot: ") + session_.device.floor_reason;
+  const std::string missing = missing_text(session_.device, kind.floors);
+  return missing.empty() ? "" : "this device cannot: " + missing;
 }
 
 void CanaryRun::try_kind(const CanaryKind& kind) {
@@ -214,7 +229,7 @@ void CanaryRun::judge(const StatusError& error, CanaryResult& result) const {
   } else if (demoted) {
     result.verdict = Verdict::Demoted;
     result.code = ExitLoanFailed;
-    result.reason = info.canary_text;
+    result.reason = demoted_text(*result.kind, info);
   } else if (result.reason.find("unanswered") != std::string::npos) { // else a floor of the worker's is missing
     result.code = ExitTimeout;
   }

@@ -28,9 +28,10 @@ void Cuda::check(const char* call, cuda::CuResult code) const {
   if (code == cuda::Success) return;
   const char* name = nullptr;
   static_cast<void>(call_.error_name(code, &name));
-  throw Failure(
-      code == cuda::OutOfMemory ? ExitDeviceMemory : ExitNoDriver,
-      std::string(call) + ": " + (name != nullptr ? name : "unknown CUresult") + " (" + std::to_string(code) + ")");
+  const char* const remedy = code != cuda::DeviceUnavailable ? "" : "; the device's compute mode is exclusive and another process has it, or prohibited: "
+                                                                    "nvidia-smi -c DEFAULT lets all use it, and in exclusive mode MPS does";
+  throw Failure(code == cuda::OutOfMemory ? ExitDeviceMemory : ExitNoDriver,
+                std::string(call) + ": " + (name != nullptr ? name : "unknown CUresult") + " (" + std::to_string(code) + ")" + remedy);
 }
 
 Cuda::Cuda(const gpuloan_driver_info& info, int ordinal) {

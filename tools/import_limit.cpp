@@ -4,6 +4,7 @@
 #include "child.hpp"
 #include "commands.hpp"
 #include "cuda.hpp"
+#include "floor_rows.hpp"
 #include "output.hpp"
 
 #include <algorithm>
@@ -238,7 +239,7 @@ ImportLimitFound find_import_limit(const CommonOptions& common, std::uint32_t st
   attempt("cannot probe device " + std::to_string(common.device),
           [&] { check(gpuloan_device_probe(common.driver_or_null(), common.device, &device)); });
   if ((device.floors & GPULOAN_FLOOR_POOLS) == 0) {
-    throw Failure(ExitUnsupported, std::string("device ") + std::to_string(common.device) + " has no pools that can be shared: " + device.floor_reason);
+    throw Failure(ExitUnsupported, std::string("device ") + std::to_string(common.device) + " has no pools that can be shared: " + missing_text(device, GPULOAN_FLOOR_POOLS));
   }
   return Search(common, step_timeout_ms, driver).run();
 }

@@ -49,6 +49,15 @@ std::string size_text_long(std::uint64_t bytes) {
   return size_text(bytes) + " (" + std::to_string(bytes) + " bytes)";
 }
 
+std::string piece_of(std::string_view text, const std::string& name, std::span<const std::string> names) {
+  const std::string head = name + ": ", inner = "; " + head;
+  const std::size_t found = text.starts_with(head) ? 0 : text.find(inner);
+  if (found == std::string_view::npos) return "";
+  text.remove_prefix(found == 0 ? 0 : 2 + found);
+  for (const std::string& other : names) text = text.substr(0, text.find("; " + other + ": "));
+  return std::string(text);
+}
+
 std::string microseconds(std::int64_t nanoseconds) { return fixed(static_cast<double>(nanoseconds) / 1000, 1); }
 
 std::string version_text(int version) {

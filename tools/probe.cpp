@@ -4,6 +4,7 @@
 // makes no CUDA context, save to search for the import limit. What can be said is said even where there is no driver; the exit code then is that of the
 // driver's error.
 #include "commands.hpp"
+#include "floor_rows.hpp"
 #include "import_limit.hpp"
 #include "output.hpp"
 #include "session.hpp"
@@ -27,28 +28,6 @@ namespace {
 
 constexpr char kMinimumDriver[] = "CUDA 11.4 (driver 470); the memop gate needs 11.7 (driver 515)";
 
-struct FloorRow {
-  std::uint32_t bit;
-  const char* name;
-  const char* gives;
-  const char* lost;
-};
-constexpr FloorRow kFloors[] = {
-    {GPULOAN_FLOOR_VMM, "vmm", "the vmm rung: zero-copy loans", "zero-copy: every loan is copied by the host rung"},
-    {GPULOAN_FLOOR_MEMOPS, "memops", "the memop gate: the fastest READY and DONE",
-     "the memop gate: loans use the event or host gate"},
-    {GPULOAN_FLOOR_IPC_EVENTS, "ipc-events", "the event gate", "the event gate: loans use the memop or host gate"},
-    {GPULOAN_FLOOR_HOST_REGISTER, "host-register", "the host rung's pinned ring, control words",
-     "pinned memory: the host rung is slower; and the memop gate"},
-    {GPULOAN_FLOOR_CAPTURE_QUERY, "capture-query", "refusing streams in graph capture",
-     "refusing streams in capture: do not pass one"},
-    {GPULOAN_FLOOR_FOREIGN_VMM, "foreign-vmm", "finding out what VMM memory of other allocators is",
-     "nothing else: such memory is copied by the host rung"},
-    {GPULOAN_FLOOR_IPC_MEMORY, "ipc-memory", "the ipc rung: cuMemAlloc memory without a copy",
-     "the ipc rung: cuMemAlloc memory is copied by the host rung"},
-    {GPULOAN_FLOOR_POOLS, "pools", "memory pools that can be shared", "sharing memory pools"},
-};
-
 struct Fact {
   const char* name;
   bool good;
@@ -69,10 +48,11 @@ const char* limit_source(std::uint32_t source) {
   return source == GPULOAN_LIMIT_MEASURED ? "measured" : source == GPULOAN_LIMIT_OPTION ? "option" : "default";
 }
 
-const char* compute_mode_name(std::int32_t mode) {
-  return mode == 2   ? "prohibited: no CUDA context can be made"
-         : mode == 3 ? "exclusive process: only one side can use the device"
-                     : "default";
+const char* compute_mode_name(const gpuloan_device_info& info) {
+  return info.compute_mode == 2 ? "prohibited: no CUDA context can be made; nvidia-smi -c DEFAULT allows them"
+         : info.compute_mode != 3 ? "default"
+         : info.mps != 0          ? "exclusive process, shared by MPS"
+                                  : "exclusive process: only one side can use the device; nvidia-smi -c DEFAULT, or MPS, lets both";
 }
 
 // What to do where io_uring is denied, by the error of the step that failed.
@@ -169,15 +149,16 @@ std::string peers_text(const gpuloan_device_info& info, const Findings& found) {
 
 void print_device(const gpuloan_device_info& info, const Findings& found) {
   std::printf("\ndevice  %s\n", device_line(info).c_str());
-  std::printf("  compute mode %s; VMM granularity %s%s\n", compute_mode_name(info.compute_mode),
+  std::printf("  compute mode %s; VMM granularity %s%s\n", compute_mode_name(info),
               info.granularity != 0 ? size_text(info.granularity).c_str() : "none",
               info.integrated != 0 ? "; integrated" : "");
   if (const std::string peers = peers_text(info, found); !peers.empty()) std::printf("  peer access %s\n", peers.c_str());
   for (const FloorRow& floor : kFloors) {
-    const bool has = (info.floors & floor.bit) != 0;
-    std::printf("  %-14s %-3s  %s%s\n", floor.name, has ? "yes" : "NO",
-                has ? "" : "lost: ", has ? floor.gives : floor.lost);
+    const bool good = usable(info, floor);
+    std::printf("  %-14s %-3s  %s%s%s\n", floor.name, good ? "yes" : "NO", good ? "" : "lost: ", good ? floor.gives : floor.lost,
+                !good && (info.floors & floor.bit) != 0 ? " (there, and not used under MPS)" : "");
   }
+  std::printf("  %-14s %s\n", "mps", info.mps == 0 ? "no" : (std::string("YES  lost: ") + kMpsLost).c_str());
   if (info.pool_import_limit != 0) {
     std::printf("  %-14s %llu MiB for one allocation of a pool (%s)\n", "import limit",
                 static_cast<unsigned long long>(info.pool_import_limit >> 20),
@@ -219,13 +200,14 @@ void json_device(Json& json, const gpuloan_device_info& info) {
     if ((info.peers >> other & 1U) != 0) json.value(other);
   }
   json.end();
+  json.member("mps", info.mps != 0).member("mps_lost", info.mps != 0 ? kMpsLost : "");
   json.member("pool_import_limit", info.pool_import_limit);
   json.member("pool_import_limit_source", limit_source(info.pool_import_limit_source));
   json.key("floors").begin_array();
   for (const FloorRow& floor : kFloors) {
-    const bool has = (info.floors & floor.bit) != 0;
-    json.begin_object().member("name", floor.name).member("present", has).member("gives", floor.gives);
-    json.member("lost", has ? "" : floor.lost).end();
+    const bool good = usable(info, floor);
+    json.begin_object().member("name", floor.name).member("present", (info.floors & floor.bit) != 0).member("usable", good);
+    json.member("gives", floor.gives).member("lost", good ? "" : floor.lost).end();
   }
   json.end().end();
 }
@@ -279,6 +261,7 @@ int probe(Arguments arguments) {
   parser.value("step-timeout", "SECONDS", "with --import-limit: an import that takes longer counts as too large; default 20",
                [&](const std::string& text) { step_timeout_ms = parse_seconds(text); });
   if (!parser.parse(arguments)) return ExitOk;
+  if (parser.given("step-timeout") && !import_limit) throw Failure(ExitUsage, "--step-timeout belongs to --import-limit");
   std::optional<ImportLimitFound> limit;
   if (import_limit) {
     limit = find_import_limit(common, step_timeout_ms);

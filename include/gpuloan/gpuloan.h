@@ -338,7 +338,7 @@ typedef struct gpuloan_peer_info {
   uint32_t pool_canary;      /* gpuloan_canary, exporter only */
   uint32_t foreign_vmm_canary; /* the same of vmm for memory that is not of this peer's part of the arena */
   uint32_t host_canary;      /* gpuloan_canary, exporter only. DEMOTED: the peer is refused, each lend says NO_RUNG */
-  char canary_text[GPULOAN_TEXT_MAX]; /* exporter only: of each way that was demoted why; "" when none was */
+  char canary_text[4 * GPULOAN_TEXT_MAX]; /* exporter only: "vmm: why; ipc: ...", of each way that was demoted; "" when none was */
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);
@@ -596,10 +596,12 @@ typedef struct gpuloan_device_info {
   uint64_t granularity;         /* of VMM memory; 0 without */
   unsigned char uuid[16];
   char name[128];
-  char floor_reason[GPULOAN_TEXT_MAX]; /* what is lost without each missing floor */
+  char floor_reason[GPULOAN_TEXT_MAX]; /* "vmm: what is lost: why; pools: ...", of each missing floor */
   uint64_t peers;               /* bit n: this device reaches the memory of device n of this process (peer access) */
   uint64_t pool_import_limit;          /* that a context takes whose options name none; 0 without the floor POOLS */
   uint32_t pool_import_limit_source;   /* gpuloan_limit_source */
+  uint32_t mps;                 /* 1: used through MPS. No ipc and no pool rung, and VMM memory that others made is copied:
+                                   nothing tells when a dead client's work has ended */
 } gpuloan_device_info;
 
 typedef struct gpuloan_driver_info {

@@ -36,6 +36,7 @@ Result<void> probe_device(const char *choice, int ordinal, gpuloan_device_info *
   info.missing = floors->missing;
   info.compute_mode = floors->compute_mode;
   info.integrated = static_cast<std::uint32_t>(floors->integrated);
+  info.mps = floors->mps ? 1 : 0;
   info.total_bytes = floors->total_bytes;
   info.granularity = floors->granularity;
   std::memcpy(info.uuid, floors->uuid.bytes, sizeof info.uuid);

@@ -92,7 +92,7 @@ const char* remedy(CuResult code) noexcept {
     case OutOfMemory: return "; free device memory in this or other processes";
     case NotInitialized: return "; CUDA cannot be used in a forked child: start workers with exec";
     case Deinitialized: return "; the driver is shutting down with the process";
-    case DeviceUnavailable: return "; another process holds the device: look at its compute mode";
+    case DeviceUnavailable: return "; the device's compute mode is exclusive and another process has it, or prohibited: nvidia-smi -c DEFAULT lets all use it, and in exclusive mode MPS does";
     case InvalidContext: return "; the CUDA context was destroyed, or is not of this device";
     case OperatingSystem: return "; look at RLIMIT_NOFILE and at the permissions of /dev/nvidia*";
     case NotPermitted: return "; the driver does not permit it to this user or container";

@@ -102,12 +102,13 @@ bool Prober::mps() const {
   return ::access(pipe.c_str(), F_OK) == 0;
 }
 
-void settle(Floors& floors, gpuloan_floor floor, const char* lost, const std::string& why) {
+// The text names the floor first, as gpuloan probe does, so that it can be found in it.
+void settle(Floors& floors, gpuloan_floor floor, const char* name, const char* lost, const std::string& why) {
   if (why.empty()) {
     floors.bits |= static_cast<std::uint32_t>(floor);
     return;
   }
-  floors.reason += (floors.reason.empty() ? "" : "; ") + std::string(lost) + ": " + why;
+  floors.reason += (floors.reason.empty() ? "" : "; ") + std::string(name) + ": " + lost + ": " + why;
 }
 
 // One that cannot be asked about is taken for one that is not seen.
@@ -157,16 +158,16 @@ Result<Floors> probe_floors(const Driver& driver, int ordinal) {
   const Prober probe(driver, device);
   floors.compute_mode = probe.attribute(AttrComputeMode);
   floors.integrated = probe.attribute(AttrIntegrated);
-  settle(floors, GPULOAN_FLOOR_VMM, "no lending without a copy (vmm rung)", probe.vmm(floors.granularity));
-  settle(floors, GPULOAN_FLOOR_MEMOPS, "no ordering by the GPU's own writes (memop gate)", probe.memops());
-  settle(floors, GPULOAN_FLOOR_IPC_EVENTS, "no interprocess events (event gate)", probe.ipc_events());
-  settle(floors, GPULOAN_FLOOR_HOST_REGISTER, "no pinned rings and control words (host rung at full speed, memop gate)",
+  settle(floors, GPULOAN_FLOOR_VMM, "vmm", "the arena is not lent without a copy (vmm rung)", probe.vmm(floors.granularity));
+  settle(floors, GPULOAN_FLOOR_MEMOPS, "memops", "no ordering by the GPU's own writes (memop gate)", probe.memops());
+  settle(floors, GPULOAN_FLOOR_IPC_EVENTS, "ipc-events", "no interprocess events (event gate)", probe.ipc_events());
+  settle(floors, GPULOAN_FLOOR_HOST_REGISTER, "host-register", "no pinned rings and control words (host rung at full speed, memop gate)",
          probe.host_register());
-  settle(floors, GPULOAN_FLOOR_CAPTURE_QUERY, "streams in graph capture are not recognised, do not pass any",
+  settle(floors, GPULOAN_FLOOR_CAPTURE_QUERY, "capture-query", "streams in graph capture are not recognised, do not pass any",
          probe.lacks(Group::Capture));
-  settle(floors, GPULOAN_FLOOR_FOREIGN_VMM, "VMM memory of other allocators is copied", probe.lacks(Group::ForeignVmm));
-  settle(floors, GPULOAN_FLOOR_IPC_MEMORY, "cuMemAlloc memory is copied (no ipc rung)", probe.ipc_memory());
-  settle(floors, GPULOAN_FLOOR_POOLS, "pool memory is copied (no pool rung)", probe.pools());
+  settle(floors, GPULOAN_FLOOR_FOREIGN_VMM, "foreign-vmm", "VMM memory of other allocators is copied", probe.lacks(Group::ForeignVmm));
+  settle(floors, GPULOAN_FLOOR_IPC_MEMORY, "ipc-memory", "cuMemAlloc memory is copied (no ipc rung)", probe.ipc_memory());
+  settle(floors, GPULOAN_FLOOR_POOLS, "pools", "pool memory is copied (no pool rung)", probe.pools());
   floors.mps = probe.mps();
   floors.neighbours = find_neighbours(driver, count, ordinal, device);
   floors.missing = kAll & ~floors.bits;

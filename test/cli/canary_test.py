@@ -73,7 +73,11 @@ class CanaryTest(CliTest):
         lacking = "not attempted: this device cannot: "
         _, tests = self.canary("--experimental-pool", env={"GPULOAN_SIM_WITHOUT": "vmm,pools"})
         self.expect_kinds(tests, {"vmm": lacking, "vmm-foreign": lacking, "pool": lacking, "host": "copy verified"})
-        self.assertIn("no lending without a copy", tests["vmm", "odd"][1])
+        self.assertIn("vmm: the arena is not lent without a copy", tests["vmm", "odd"][1])
+        # Each row has the reason of its own floor alone.
+        self.assertNotIn("pool", tests["vmm", "odd"][1])
+        self.assertNotIn("vmm", tests["pool", "odd"][1])
+        self.assertIn("pools: pool memory is copied (no pool rung): ", tests["pool", "odd"][1])
         # Only the worker's driver lacks it: the library says so.
         _, tests = self.canary("--experimental-pool", "--worker", f"GPULOAN_SIM_WITHOUT=vmm,pools {SERVE}")
         self.expect_kinds(tests, {"vmm": "not attempted", "vmm-foreign": "not attempted", "pool": "not attempted", "host": "copy verified"})
@@ -99,8 +103,11 @@ class CanaryTest(CliTest):
         self.expect_kinds(tests, {kind: "not attempted" for kind in KINDS} | {"vmm": "zero-copy", "host": "copy verified"})
         # A limit on locked memory that leaves nothing, not even the tether, and an error that is also that of a lack of memory.
         _, tests = self.canary(env={"GPULOAN_SIM_PIN_LIMIT_KIB": "0"}, code="loan-failed")
-        tether = "demoted: vmm: shape contiguous: the page that tells of the importer's end cannot be pinned: cuMemHostRegister"
-        self.expect_kinds(tests, {"vmm": tether, "vmm-foreign": tether, "ipc": tether, "pool": "not attempted", "host": "copy verified"})
+        tether = "shape contiguous: the page that tells of the importer's end cannot be pinned: cuMemHostRegister"
+        self.expect_kinds(tests, {"vmm": f"demoted: vmm: {tether}", "vmm-foreign": f"demoted: vmm for memory of others: {tether}",
+                                  "ipc": f"demoted: ipc: {tether}", "pool": "not attempted", "host": "copy verified"})
+        for text in (text for good, text in tests.values() if not good):
+            self.assertEqual(text.count("the page that tells"), 1, text) # of its own rung alone
 
     def test_the_host_rung_fails(self):
         result, tests = self.canary("--rung", "host", "--worker", f"GPULOAN_SIM_FAIL=cuMemcpyDtoHAsync:2:999 {SERVE}", code="loan-failed")

@@ -5,6 +5,7 @@
 
 #include "exit_codes.hpp"
 #include "files.hpp"
+#include "floor_rows.hpp"
 #include "json.hpp"
 #include "options.hpp"
 #include "output.hpp"
@@ -167,4 +168,24 @@ TEST_CASE("sizes as text") {
   CHECK(size_text(UINT64_MAX) == "16.0 EiB");
   CHECK(size_text_long(1) == "1 byte");
   CHECK(version_text(12040) == "12.4");
+}
+
+TEST_CASE("the reason of one way among several") {
+  const std::vector<std::string> names = {"vmm", "vmm for others", "pool", "ipc"};
+  const std::string text = "vmm: one: two; three; vmm for others: four; ipc: the rung pool: five";
+  CHECK(piece_of(text, "vmm", names) == "vmm: one: two; three");
+  CHECK(piece_of(text, "vmm for others", names) == "vmm for others: four");
+  CHECK(piece_of(text, "ipc", names) == "ipc: the rung pool: five");
+  CHECK(piece_of(text, "pool", names).empty()); // inside another's words
+  CHECK(piece_of("", "vmm", names).empty());
+}
+
+TEST_CASE("a device's reasons for the floors that are asked about") {
+  gpuloan_device_info device = {};
+  device.floors = GPULOAN_FLOOR_VMM;
+  std::string("memops: a: b; pools: c: d; ipc-me").copy(device.floor_reason, sizeof device.floor_reason - 1);
+  CHECK(missing_text(device, GPULOAN_FLOOR_VMM).empty());
+  CHECK(missing_text(device, GPULOAN_FLOOR_POOLS) == "pools: c: d; ipc-me");
+  CHECK(missing_text(device, GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_VMM) == "memops: a: b");
+  CHECK(missing_text(device, GPULOAN_FLOOR_IPC_MEMORY) == "ipc-memory: missing");
 }

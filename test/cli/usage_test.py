@@ -74,6 +74,8 @@ class UsageTest(CliTest):
             (("canary", "--worker", ""), ("'--worker'", "is empty")),
             (("canary", "--fd", "4"), ("--fd belongs to --serve",)),
             (("canary", "--experimental-pool", "--rung", "vmm"), ("exclude each other",)),
+            (("probe", "--step-timeout", "3"), ("--step-timeout belongs to --import-limit",)),
+            (("probe", "--bogus"), ("unknown option '--bogus'. See 'gpuloan probe --help'.",)),
             (("canary", "vmm"), ("unexpected argument 'vmm'",)),
         ):
             with self.subTest(arguments=arguments):
@@ -106,7 +108,7 @@ class UsageTest(CliTest):
         self.assertEqual([device["peers"] for device in report["devices"]], [[1], [0], [0]])
         self.assertEqual([device["compute_mode"] for device in report["devices"]], [3, 3, 3])
         text = self.expect_ok(self.run_cli("probe", env=env)).out
-        for words in ("peer access to 1; none to 2", "compute mode exclusive process"):
+        for words in ("peer access to 1; none to 2", "compute mode exclusive process: only one side can use the device; nvidia-smi -c DEFAULT, or MPS, lets both"):
             self.assertIn(words, text)
         self.assertIn("peer access none to 1: ", self.expect_ok(self.run_cli("probe", env={**env, "GPULOAN_SIM_DEVICES": "2", "GPULOAN_SIM_PEERS": "none"})).out)
         uuid = "MIG-7770756c-6f61-6e00-7369-6d0000000002"
@@ -121,6 +123,43 @@ class UsageTest(CliTest):
         self.assertNotIn("", lost.values())
         self.assertNotEqual(device["floor_reason"], "")
         self.assertIn("NO   lost: ", self.expect_ok(self.run_cli("probe", env=env)).out)
+
+    # K3: without vmm the ipc rung is still there, and nothing says otherwise.
+    def test_probe_of_a_device_without_vmm(self):
+        text = self.expect_ok(self.run_cli("probe", env={"GPULOAN_SIM_PROFILE": "vgpu"})).out
+        self.assertIn("vmm            NO   lost: zero-copy loans of the arena: the host rung copies them\n", text)
+        self.assertIn("ipc-memory     yes", text)
+        self.assertIn("missing: vmm: the arena is not lent without a copy (vmm rung): cuMemGetAllocationGranularity", text)
+
+    # K5
+    def test_probe_under_mps_says_what_is_lost_with_it(self):
+        plain, = self.expect_ok(self.run_cli("probe", "--json")).json["devices"]
+        self.assertEqual((plain["mps"], plain["mps_lost"]), (False, ""))
+        self.assertTrue(all(floor["usable"] for floor in plain["floors"]))
+        self.assertIn("\n  mps            no\n", self.expect_ok(self.run_cli("probe")).out)
+        env = {"GPULOAN_SIM_MPS": "1"}
+        device, = self.expect_ok(self.run_cli("probe", "--json", env=env)).json["devices"]
+        self.assertTrue(device["mps"])
+        self.assertIn("a dead client's work", device["mps_lost"])
+        unusable = {floor["name"]: floor["lost"] for floor in device["floors"] if not floor["usable"]}
+        self.assertEqual(set(unusable), {"foreign-vmm", "ipc-memory", "pools"})
+        self.assertNotIn("", unusable.values())
+        self.assertTrue(all(floor["present"] for floor in device["floors"]))
+        text = self.expect_ok(self.run_cli("probe", env=env)).out
+        self.assertIn("mps            YES  lost: the ipc and pool rungs", text)
+        self.assertIn("ipc-memory     NO   lost: the ipc rung: cuMemAlloc memory is copied by the host rung (there, and not used under MPS)", text)
+        self.assertIn("vmm            yes", text)
+        # It is what lend does.
+        report = self.expect_ok(self.run_cli("canary", "--json", "--experimental-pool", env=env)).json
+        verified = {test["kind"] for test in report["tests"] if test["verdict"].endswith("verified")}
+        self.assertEqual(verified, {"vmm", "host"})
+
+    # G11
+    def test_exclusive_mode_says_what_to_do(self):
+        for mode in ("exclusive", "prohibited"):
+            result = self.run_cli("demo", env={"GPULOAN_SIM_COMPUTE_MODE": mode})
+            self.assertNotEqual(result.code, 0)
+            self.assertIn("nvidia-smi -c DEFAULT", result.err, str(result))
 
     def test_probe_without_a_driver_still_says_what_it_can(self):
         result = self.run_cli("probe", "--driver", self.folder / "libcuda.so.1")

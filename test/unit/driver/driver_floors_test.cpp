@@ -66,7 +66,7 @@ TEST_CASE("vmm") {
     const Floors floors = probe(table);
     check_off(floors, GPULOAN_FLOOR_VMM, "CUDA_ERROR_NOT_SUPPORTED (801)");
     CHECK(floors.granularity == 0);
-    CHECK(floors.reason.find("no lending without a copy") != std::string::npos);
+    CHECK(floors.reason.find("vmm: the arena is not lent without a copy") != std::string::npos);
   }
 }
 
