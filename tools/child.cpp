@@ -69,6 +69,8 @@ void Child::end() noexcept {
   status_ = status;
 }
 
+int Child::exit_code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITSTATUS(*status_) : -1; }
+
 std::string Child::status_text() const {
   const int status = status_.value_or(0);
   if (WIFSIGNALED(status)) {

@@ -37,6 +37,7 @@ class Child {
   void end() noexcept;
   // "exited with code 3", "was killed by signal 9 (Killed)"; after ended() was true.
   [[nodiscard]] std::string status_text() const;
+  [[nodiscard]] int exit_code() const noexcept; // -1: of a signal, or not ended
   [[nodiscard]] bool succeeded() const noexcept { return status_ == 0; }
 
  private:

@@ -163,6 +163,9 @@ bool Search::survived(std::uint64_t bytes) {
   if (late && deadline_.passed()) {
     throw Failure(ExitTimeout, "the import limit was not found within " + deadline_.text() + "; allow more by --timeout");
   }
+  if (!late && child.exit_code() > ExitLoanFailed) { // that says nothing about the size
+    throw Failure(child.exit_code(), "the importer could not begin, so nothing is known: its own line is above");
+  }
   const bool good = !late && child.succeeded();
   std::fprintf(stderr, "gpuloan probe: import of %llu MiB: %s\n", static_cast<unsigned long long>(bytes >> 20),
                good   ? "fine"
@@ -186,7 +189,12 @@ ImportLimitFound Search::run() {
   found_.lower = kUnit;
   if (free_bytes() < kLeftFree + kUnit) throw Failure(ExitDeviceMemory, "less than 1 GiB of the device is free: there is no room to search in");
   // Also makes everything that the driver makes at first use.
-  if (!survived(found_.lower)) throw Failure(ExitLoanFailed, "not even 2 MiB of a pool can be imported by another process");
+  for (unsigned tries = 1; !survived(found_.lower); ++tries) {
+    if (tries <= kConfirmations) continue;
+    found_.upper = found_.lower;
+    found_.none = "not even 2 MiB of a pool can be imported by another process";
+    return found_;
+  }
   const std::uint64_t before = free_bytes();
   found_.upper = (std::max(before, kLeftFree + kUnit) - kLeftFree) / kUnit * kUnit;
   std::fprintf(stderr, "gpuloan probe: searching from 2 MiB to %llu MiB, which is what is free less 1 GiB\n",
@@ -204,9 +212,9 @@ ImportLimitFound Search::run() {
     (survived(middle) ? good : bad) = middle;
   }
   for (unsigned again = 0; again < kConfirmations; ++again) {
-    if (!survived(good)) {
-      throw Failure(ExitLoanFailed, "importing " + size_text_long(good) + " went well once and not again: this driver has no fixed limit, so nothing is kept");
-    }
+    if (survived(good)) continue;
+    found_.none = "importing " + size_text_long(good) + " went well once and not again: this driver has no fixed limit";
+    return found_;
   }
   found_.bytes = good;
   found_.reached_upper = good == found_.upper;
@@ -214,9 +222,8 @@ ImportLimitFound Search::run() {
   return found_;
 }
 
-// The sacrificial process.
-void import_and_look(const CommonOptions& common, cuda::PoolPointer shared, std::uint64_t bytes) {
-  Cuda cuda(probe_driver(common.driver_or_null()), common.device);
+// The sacrificial process: what goes wrong here is the import.
+void import_and_look(Cuda& cuda, cuda::PoolPointer shared, std::uint64_t bytes) {
   const PoolCalls calls(cuda);
   cuda::Pool pool = nullptr;
   void* const shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(Child::kInheritedFd));
@@ -259,7 +266,12 @@ int import_limit_child(Arguments arguments) {
   parser.value("bytes", "N", "of the allocation", [&](const std::string& text) { bytes = parse_number(text, 1, UINT64_MAX); });
   if (!parser.parse(arguments)) return ExitOk;
   if (bytes == 0) throw Failure(ExitUsage, "this subcommand is started by 'gpuloan probe --import-limit'; run that instead");
-  import_and_look(common, shared, bytes);
+  Cuda cuda(probe_driver(common.driver_or_null()), common.device);
+  try {
+    import_and_look(cuda, shared, bytes);
+  } catch (const Failure& failure) {
+    throw Failure(ExitLoanFailed, failure.what());
+  }
   return ExitOk;
 }
 

@@ -6,7 +6,8 @@
 // the memory back (P8).
 //
 // The sizes double until one is too large, then the gap is halved down to 2 MiB. What is found has to be survived twice
-// more. Nothing else is taken off: the limit was seen to be a fixed size, the same on two devices and with two drivers, and
+// more. Where 2 MiB are not survived three times, or the size that was found is not survived again, the result is 0: the rung
+// has to be refused, whatever was measured before. Nothing else is taken off: the limit was seen to be a fixed size, the same on two devices and with two drivers, and
 // an allocation below it is as safe as a small one; a limit that is no such size does not come out the same three times.
 #pragma once
 
@@ -18,15 +19,15 @@ namespace gpuloan::tool {
 
 struct ImportLimitFound {
   std::int32_t device = 0;
-  std::uint64_t bytes = 0; // the largest that was survived
+  std::uint64_t bytes = 0; // the largest that was survived; 0: nothing can be imported
+  std::string none; // then why
   bool reached_upper = false; // no limit was met
   std::uint64_t lower = 0, upper = 0; // of the search
   unsigned steps = 0;
   std::uint64_t missing = 0; // bytes of device memory that did not come back
 };
 
-// Writes a line on stderr for each step. Throws Failure: without pools, without room, at the end of --timeout, and for a
-// limit that is not the same twice.
+// Writes a line on stderr for each step. Throws Failure: without pools, without room, and at the end of --timeout.
 [[nodiscard]] ImportLimitFound find_import_limit(const CommonOptions& common, std::uint32_t step_timeout_ms);
 
 } // namespace gpuloan::tool

@@ -159,7 +159,9 @@ void print_device(const gpuloan_device_info& info, const Findings& found) {
                 !good && (info.floors & floor.bit) != 0 ? " (there, and not used under MPS)" : "");
   }
   std::printf("  %-14s %s\n", "mps", info.mps == 0 ? "no" : (std::string("YES  lost: ") + kMpsLost).c_str());
-  if (info.pool_import_limit != 0) {
+  if (info.pool_import_limit == 0 && (info.floors & GPULOAN_FLOOR_POOLS) != 0) {
+    std::printf("  %-14s none: no memory of a pool can be imported, the pool rung is refused (measured)\n", "import limit");
+  } else if (info.pool_import_limit != 0) {
     std::printf("  %-14s %llu MiB for one allocation of a pool (%s)\n", "import limit",
                 static_cast<unsigned long long>(info.pool_import_limit >> 20),
                 info.pool_import_limit_source == GPULOAN_LIMIT_MEASURED ? "measured" : "default; --import-limit measures it");
@@ -169,9 +171,13 @@ void print_device(const gpuloan_device_info& info, const Findings& found) {
 
 void print_import_limit(const ImportLimitFound& found) {
   const auto mebibytes = [](std::uint64_t bytes) { return static_cast<unsigned long long>(bytes >> 20); };
-  std::printf("\nimport limit of device %d: %s%llu MiB; searched from %llu to %llu MiB in %u imports\n", found.device,
-              found.reached_upper ? "no limit up to " : "", mebibytes(found.bytes), mebibytes(found.lower), mebibytes(found.upper),
-              found.steps);
+  if (found.bytes == 0) {
+    std::printf("\nimport limit of device %d: none: %s; %u imports were tried\n", found.device, found.none.c_str(), found.steps);
+  } else {
+    std::printf("\nimport limit of device %d: %s%llu MiB; searched from %llu to %llu MiB in %u imports\n", found.device,
+                found.reached_upper ? "no limit up to " : "", mebibytes(found.bytes), mebibytes(found.lower), mebibytes(found.upper),
+                found.steps);
+  }
   if (found.missing >> 26 != 0) {
     std::printf("  %s of the device did not come back; they will at the end of this process\n", size_text(found.missing).c_str());
   }
@@ -234,7 +240,7 @@ void print_json(const Findings& found) {
   json.key("import_limit");
   if (const auto& limit = found.import_limit) {
     json.begin_object().member("device", limit->device).member("bytes", limit->bytes).member("reached_upper", limit->reached_upper);
-    json.member("lower_bytes", limit->lower).member("upper_bytes", limit->upper).member("imports", limit->steps);
+    json.member("none", limit->none).member("lower_bytes", limit->lower).member("upper_bytes", limit->upper).member("imports", limit->steps);
     json.member("device_bytes_missing", limit->missing).end();
   } else {
     json.null();
@@ -265,7 +271,7 @@ int probe(Arguments arguments) {
   std::optional<ImportLimitFound> limit;
   if (import_limit) {
     limit = find_import_limit(common, step_timeout_ms);
-    attempt("the import limit is " + std::to_string(limit->bytes >> 20) + " MiB",
+    attempt("the import limit is " + (limit->bytes == 0 ? "none: " + limit->none : std::to_string(limit->bytes >> 20) + " MiB"),
             [&] { check(gpuloan_import_limit_remember(common.driver_or_null(), common.device, limit->bytes)); });
   }
   Findings found = look(common, parser.given("device"));

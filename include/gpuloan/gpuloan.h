@@ -598,7 +598,8 @@ typedef struct gpuloan_device_info {
   char name[128];
   char floor_reason[GPULOAN_TEXT_MAX]; /* "vmm: what is lost: why; pools: ...", of each missing floor */
   uint64_t peers;               /* bit n: this device reaches the memory of device n of this process (peer access) */
-  uint64_t pool_import_limit;          /* that a context takes whose options name none; 0 without the floor POOLS */
+  uint64_t pool_import_limit;          /* that a context takes whose options name none. 0 where `floors` has POOLS: it was
+                                          measured that nothing can be imported, and the pool rung is refused; 0 without POOLS */
   uint32_t pool_import_limit_source;   /* gpuloan_limit_source */
   uint32_t mps;                 /* 1: used through MPS. No ipc and no pool rung, and VMM memory that others made is copied:
                                    nothing tells when a dead client's work has ended */
@@ -617,11 +618,11 @@ typedef struct gpuloan_driver_info {
 GPULOAN_API gpuloan_status gpuloan_driver_probe(const char *driver, gpuloan_driver_info *out_info);
 GPULOAN_API gpuloan_status gpuloan_device_probe(const char *driver, int32_t ordinal, gpuloan_device_info *out_info);
 /* Keeps what was measured: one allocation of a pool of `bytes` (rounded down to 2 MiB) can be imported on this device with
- * this driver, and no larger one. It is kept in a file of this user's ($XDG_CACHE_HOME, else ~/.cache, gpuloan/), for this
+ * this driver, and no larger one; 0: none can, and the pool rung is refused with that reason. It is kept in a file of this user's ($XDG_CACHE_HOME, else ~/.cache, gpuloan/), for this
  * device's UUID and this driver's release, and used by contexts that are made from then on, of all processes of the user.
  * A number that is too large kills importers: 'gpuloan probe --import-limit' measures it and calls this.
- * Errors: as of gpuloan_device_probe; UNSUPPORTED without the floor POOLS, INVALID (less than 2 MiB, more than the device
- * has), SYSTEM (no folder, or it cannot be written). */
+ * Errors: as of gpuloan_device_probe; UNSUPPORTED without the floor POOLS, INVALID (more than 0 and less than 2 MiB, more than
+ * the device has), SYSTEM (no folder, or it cannot be written). */
 GPULOAN_API gpuloan_status gpuloan_import_limit_remember(const char *driver, int32_t ordinal, uint64_t bytes);
 
 /* EXPERIMENTAL, as the pool rung is. Puts a memory pool that can be shared in the place of the device's current one

@@ -76,6 +76,7 @@ std::string refuse_pool(const AdmissionInput& in) {
   if (!has(in.exporter, GPULOAN_FLOOR_POOLS)) return "this device has no pools with POSIX FD handles";
   if (!has(in.importer, GPULOAN_FLOOR_POOLS)) return "the importer's device has no pools with POSIX FD handles";
   if (in.origin == Origin::Nothing) return "";
+  if (in.import_limit == 0) return std::string("no memory of a pool can be imported by another process (") + in.import_limit_source + ")";
   if (!memory::importable(in.allocation_base, in.allocation_bytes, in.import_limit)) {
     return "the allocation has " + std::to_string(in.allocation_bytes) + " bytes and touches " +
            std::to_string(memory::import_pieces(in.allocation_base, in.allocation_bytes)) + " pieces of 32 MiB, and importing more than " + std::to_string(in.import_limit) +

@@ -46,7 +46,7 @@ struct AdmissionInput {
   std::uint64_t bytes = 0;
   std::uint64_t free_bytes = UINT64_MAX; // of the device: a copy needs room beside the original
   std::uint64_t allocation_bytes = 0;    // Origin::Foreign: of the whole allocation
-  std::uint64_t import_limit = 0;        // of one pool allocation: a larger one kills the importer (P3)
+  std::uint64_t import_limit = 0;        // of one pool allocation: a larger one kills the importer (P3); 0: any does
   gpuloan_memory wanted = GPULOAN_MEMORY_DEVICE; // by the importer
   SideFloors exporter, importer;
   bool same_device = false; // by UUID

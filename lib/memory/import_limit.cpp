@@ -31,7 +31,7 @@ std::string driver_text(const driver::Driver& driver) {
   return std::to_string(driver.version()) + " " + path.substr(path.rfind('/') + 1);
 }
 
-// The number in a line "limit N MiB", as bytes; 0 for none.
+// The number in a line "limit N MiB", as bytes; 0 for "limit none", and where there is no such line.
 std::uint64_t limit_in(const std::string& text) {
   constexpr std::string_view kLine = "\nlimit ";
   const std::size_t found = text.find(kLine);
@@ -42,8 +42,8 @@ std::uint64_t limit_in(const std::string& text) {
   return error == std::errc() && mebibytes <= UINT64_MAX >> 20 ? mebibytes << 20 : 0;
 }
 
-bool plausible(std::uint64_t bytes, const driver::Floors& floors) {
-  return bytes >= kImportLimitUnit && bytes % kImportLimitUnit == 0 && bytes <= floors.total_bytes;
+bool plausible(std::uint64_t bytes, const driver::Floors& floors) { // 0 is: nothing can be imported
+  return bytes % kImportLimitUnit == 0 && bytes <= floors.total_bytes;
 }
 
 } // namespace
@@ -65,7 +65,7 @@ std::string import_limit_text(const driver::Driver& driver, const driver::Floors
          "format 1\n"
          "device " + uuid_text(floors.uuid) + "\n"
          "driver " + driver_text(driver) + "\n"
-         "limit " + std::to_string(bytes >> 20) + " MiB\n"
+         "limit " + (bytes == 0 ? "none" : std::to_string(bytes >> 20) + " MiB") + "\n"
          "end\n";
 }
 
@@ -88,13 +88,14 @@ ImportLimit find_import_limit(const driver::Driver& driver, const driver::Floors
 }
 
 Result<std::string> remember_import_limit(const driver::Driver& driver, const driver::Floors& floors, std::uint64_t bytes) {
-  bytes -= bytes % kImportLimitUnit;
-  if (!plausible(bytes, floors)) {
-    return fail(GPULOAN_ERR_INVALID, "an import limit is from 2 MiB to what the device has, " + std::to_string(floors.total_bytes) + " bytes");
+  const std::uint64_t kept = bytes - bytes % kImportLimitUnit;
+  if ((kept == 0 && bytes != 0) || !plausible(kept, floors)) {
+    return fail(GPULOAN_ERR_INVALID, "an import limit is from 2 MiB to what the device has, " + std::to_string(floors.total_bytes) +
+                                         " bytes, or 0 where nothing can be imported");
   }
   const std::string path = cache_file_path(import_limit_name(floors));
   if (path.empty()) return fail(GPULOAN_ERR_SYSTEM, "the import limit cannot be kept: neither XDG_CACHE_HOME nor HOME is an absolute path");
-  if (auto written = write_cache_file(path, import_limit_text(driver, floors, bytes)); !written) {
+  if (auto written = write_cache_file(path, import_limit_text(driver, floors, kept)); !written) {
     return fail(written.error().status, "the import limit cannot be kept in " + path + ": " + written.error().text);
   }
   return path;

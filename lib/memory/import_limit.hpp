@@ -28,7 +28,7 @@ inline constexpr std::uint64_t kImportPiece = std::uint64_t{32} << 20;          
 }
 
 struct ImportLimit {
-  std::uint64_t bytes = kImportLimitDefault;
+  std::uint64_t bytes = kImportLimitDefault; // 0: nothing can be imported
   gpuloan_limit_source source = GPULOAN_LIMIT_DEFAULT;
 };
 // "the option pool_import_limit", "measured on this device and driver", ...
@@ -37,7 +37,8 @@ struct ImportLimit {
 // What a context takes whose options name none: the measured one, else the default. A file that is there and not used
 // makes one line in the log.
 [[nodiscard]] ImportLimit find_import_limit(const driver::Driver& driver, const driver::Floors& floors);
-// Keeps `bytes`, rounded down to 2 MiB; the path of the file. INVALID for less than 2 MiB or more than the device has.
+// Keeps `bytes`, rounded down to 2 MiB, or 0: nothing can be imported; the path of the file. INVALID for less than 2 MiB or
+// more than the device has.
 [[nodiscard]] Result<std::string> remember_import_limit(const driver::Driver& driver, const driver::Floors& floors, std::uint64_t bytes);
 
 // The file's name and text.

@@ -99,9 +99,7 @@ class ImportLimitTest(CliTest):
         self.assertGreater(found["imports"], 15)
 
     def test_what_cannot_be_measured(self):
-        self.env["GPULOAN_SIM_IMPORT_LIMIT_MIB"] = "1"
-        self.expect(self.probe("--import-limit", code="loan-failed"), "loan-failed", "not even 2 MiB")
-        self.env.update(GPULOAN_SIM_IMPORT_LIMIT_MIB="5248:hangs")
+        self.env["GPULOAN_SIM_IMPORT_LIMIT_MIB"] = "5248:hangs"
         self.expect(self.probe("--import-limit", "--timeout", "1", code="timeout"), "timeout", "not found within 1 s")
         self.env.update(GPULOAN_SIM_WITHOUT="pools", GPULOAN_SIM_IMPORT_LIMIT_MIB="")
         self.expect(self.probe("--import-limit", code="unsupported"), "unsupported", "no pools that can be shared")
@@ -109,6 +107,32 @@ class ImportLimitTest(CliTest):
         self.state.unlink()
         self.expect(self.probe("--import-limit", code="device-memory"), "device-memory", "no room to search in")
         self.assertEqual(self.files(), [])
+
+    def test_a_limit_of_nothing_takes_the_place_of_a_larger_one(self):
+        self.env["GPULOAN_SIM_IMPORT_LIMIT_MIB"] = "64"
+        self.env["GPULOAN_SIM_MEMORY_MIB"] = "1124"
+        self.probe("--import-limit")
+        self.assertEqual(self.limit(), (64, "measured"))
+        # An importer that does not even get a context says nothing.
+        self.env["GPULOAN_SIM_COMPUTE_MODE"] = "exclusive"
+        self.expect(self.probe("--import-limit", code="no-driver"), "no-driver", "could not begin", "CUDA_ERROR_DEVICE_UNAVAILABLE")
+        self.assertEqual(self.limit(), (64, "measured"))
+        del self.env["GPULOAN_SIM_COMPUTE_MODE"]
+        self.env["GPULOAN_SIM_PROFILE"] = "pool-imports-die"
+        result = self.probe("--import-limit")
+        self.assertEqual(result.err.count("import of 2 MiB: the importer was killed by signal 11"), 3, result.err)
+        self.assertEqual(result.json["import_limit"]["bytes"], 0)
+        self.assertIn("not even 2 MiB", result.json["import_limit"]["none"])
+        self.assertEqual(self.limit(), (0, "measured"))
+        del self.env["GPULOAN_SIM_PROFILE"]
+        self.assertIn("import limit   none: no memory of a pool can be imported", self.expect_ok(self.run_cli("probe")).out)
+        report = self.expect_ok(self.run_cli("canary", "--json", "--rung", "pool")).json
+        reasons = {test["reason"] for test in report["tests"] if test["kind"] == "pool"}
+        self.assertEqual(len(reasons), 1, reasons)
+        self.assertIn("no memory of a pool can be imported by another process (measured on this device and driver)", reasons.pop())
+        self.env["GPULOAN_SIM_PROFILE"] = "pool-imports-die"
+        text = self.expect_ok(self.run_cli("probe", "--import-limit"))
+        self.assertIn("import limit of device 0: none: not even 2 MiB of a pool can be imported by another process; 3 imports were tried", text.out)
 
     def test_a_result_that_cannot_be_kept_is_said(self):
         self.env.update(GPULOAN_SIM_IMPORT_LIMIT_MIB="64", GPULOAN_SIM_MEMORY_MIB="1124", XDG_CACHE_HOME=str(self.folder / "no" / "such"))

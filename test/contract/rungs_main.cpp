@@ -188,6 +188,17 @@ void measured_limit(const Bench& bench) {
     expect_contains(report.rung_reason, "importing more than 4194304 at once kills the importer (measured on this device and driver)", "report.rung_reason");
     after.worker.close();
   }
+  expect_ok(gpuloan_import_limit_remember(driver, 0, 0), "gpuloan_import_limit_remember of nothing");
+  expect_ok(gpuloan_device_probe(driver, 0, &device), "gpuloan_device_probe");
+  expect_equal(device.pool_import_limit, 0, "pool_import_limit of a device where nothing can be imported");
+  expect_equal(device.pool_import_limit_source, GPULOAN_LIMIT_MEASURED, "its pool_import_limit_source");
+  {
+    Scene none(bench);
+    const gpuloan_loan_report report = carry(none, pointer, 6 * kMiB);
+    expect_way(report, GPULOAN_RUNG_VMM, true);
+    expect_contains(report.rung_reason, "no memory of a pool can be imported by another process (measured on this device and driver)", "report.rung_reason");
+    none.worker.close();
+  }
   {
     Scene option(bench, kAll, 6 * kMiB);
     expect_way(carry(option, pointer, 6 * kMiB), GPULOAN_RUNG_POOL, false);

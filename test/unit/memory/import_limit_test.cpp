@@ -124,11 +124,24 @@ TEST_CASE("what was measured is found again, in a private file that says what it
 
 TEST_CASE("a limit that cannot be is not kept") {
   Home home;
-  for (const std::uint64_t bytes : {std::uint64_t{0}, 2 * kMiB - 1, home.floors.total_bytes + 2 * kMiB, UINT64_MAX}) {
+  for (const std::uint64_t bytes : {std::uint64_t{1}, 2 * kMiB - 1, home.floors.total_bytes + 2 * kMiB, UINT64_MAX}) {
     CAPTURE(bytes);
     CHECK(remember_import_limit(*home.driver, home.floors, bytes).error().status == GPULOAN_ERR_INVALID);
   }
   CHECK(!std::filesystem::exists(home.path));
+}
+
+TEST_CASE("that nothing can be imported takes the place of a larger limit") {
+  Home home;
+  REQUIRE(remember_import_limit(*home.driver, home.floors, 4096 * kMiB));
+  REQUIRE(remember_import_limit(*home.driver, home.floors, 0));
+  const ImportLimit limit = home.find();
+  CHECK(limit.bytes == 0);
+  CHECK(limit.source == GPULOAN_LIMIT_MEASURED);
+  CHECK(home.lines.empty());
+  std::ifstream file(home.path);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  CHECK(text.find("\nlimit none\n") != std::string::npos);
 }
 
 TEST_CASE("every cut and every changed byte of the file is noticed") {
