@@ -7,6 +7,8 @@
 //       as TAP. Exit status 0: passed, 1: failed, 77: this cannot run here.
 //
 // The worker is this program again (--worker).
+#include "foreign_memory.hpp"
+
 #include "../support/cell.hpp"
 #include "../support/host.hpp"
 #include "../support/run.hpp"
@@ -18,6 +20,7 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 
 namespace loan_test {
 namespace {
@@ -164,6 +167,76 @@ void swapped_pool(const Bench& bench) {
   expect_status(gpuloan_pool_uninstall(0), GPULOAN_ERR_STATE, "gpuloan_pool_uninstall again"); // gives the pool back as well
 }
 
+const char* no_pools(const Bench& bench) {
+  auto device = init<gpuloan_device_info>();
+  expect_ok(gpuloan_device_probe(bench.cell.driver.c_str(), 0, &device), "gpuloan_device_probe");
+  return (device.floors & GPULOAN_FLOOR_POOLS) != 0 ? nullptr : "the device has no pools that can be shared";
+}
+
+// D5. Sizes about the limit, end to end: up to it in place, above it never, whatever part is lent.
+void sizes_about_the_limit(const Bench& bench) {
+  const Current current(bench);
+  for (const std::uint64_t mebibytes : {5247U, 5248U, 5249U, 5264U, 6144U}) {
+    const std::uint64_t bytes = mebibytes * kMiB;
+    const gpuloan::InstalledPool pool = gpuloan::InstalledPool::install(0);
+    Scene scene(bench);
+    const std::uint64_t pointer = current.alloc(bytes);
+    if (mebibytes <= 5248) {
+      expect_way(carry(scene, pointer, bytes), GPULOAN_RUNG_POOL, false);
+    } else {
+      gpuloan_loan* none = nullptr;
+      expect_status(try_lend(bench, scene.peer, pointer, bytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, &none), GPULOAN_ERR_NO_RUNG,
+                    std::to_string(mebibytes) + " MiB without a copy");
+      expect_contains(gpuloan_error_text(), "importing more than 5502926848 at once kills the importer (the default", "the reason");
+      for (const std::uint64_t place : {std::uint64_t{0}, bytes - 64 * kPage}) {
+        expect_way(carry(scene, pointer + place, 64 * kPage), GPULOAN_RUNG_VMM, true);
+      }
+    }
+    current.free(pointer);
+    scene.worker.close(); // which lives
+  }
+}
+
+// While it lives, this process and those that it starts have few descriptors.
+class FewDescriptors {
+ public:
+  FewDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = 64;
+    ::setrlimit(RLIMIT_NOFILE, &few);
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+// D1. A thousand loans, each with memory, and so with a descriptor, of its own: one that stays behind at either side runs out.
+void thousand_loans(const Bench& bench) {
+  struct Kind {
+    Made made;
+    gpuloan_rung rung;
+  };
+  const FewDescriptors few;
+  Scene scene(bench);
+  unsigned loans = 0;
+  while (loans < 1000) {
+    for (const Kind kind : {Kind{Made::VmmOne, GPULOAN_RUNG_VMM}, Kind{Made::PoolShareable, GPULOAN_RUNG_POOL}, Kind{Made::Alloc, GPULOAN_RUNG_IPC}}) {
+      const Foreign memory(bench, kind.made, {.bytes = 4 * kPage});
+      expect_way(carry(scene, memory.pointer(), memory.bytes(), static_cast<std::uint32_t>(kind.rung)), kind.rung, false);
+      loans += 2; // for read and for write
+    }
+  }
+  scene.worker.close();
+}
+
+const char* not_simulated(const Bench& bench) {
+  return bench.gpu.simulated() ? no_pools(bench) : "the real driver itself has many descriptors open";
+}
+
 // A limit that was measured holds for contexts made from then on that name none.
 void measured_limit(const Bench& bench) {
   const Current current(bench);
@@ -212,15 +285,11 @@ void measured_limit(const Bench& bench) {
   expect_status(gpuloan_pool_uninstall(0), GPULOAN_ERR_STATE, "gpuloan_pool_uninstall behind an InstalledPool");
 }
 
-const char* no_pools(const Bench& bench) {
-  auto device = init<gpuloan_device_info>();
-  expect_ok(gpuloan_device_probe(bench.cell.driver.c_str(), 0, &device), "gpuloan_device_probe");
-  return (device.floors & GPULOAN_FLOOR_POOLS) != 0 ? nullptr : "the device has no pools that can be shared";
-}
-
 constexpr Case kCases[] = {
     {"16 GiB on a card of 24", more_than_half_the_card, true, not_24_gib},
     {"a swapped pool", swapped_pool, true, no_pools},
+    {"sizes about the import limit", sizes_about_the_limit, true, no_pools},
+    {"a thousand loans with 64 descriptors", thousand_loans, true, not_simulated},
     {"a measured import limit", measured_limit, true, no_pools},
 };
 

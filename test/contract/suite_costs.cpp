@@ -14,7 +14,7 @@ const char* no_costs(const Bench& bench) { return bench.gpu.simulated() ? only_v
 
 // D4. Each import takes the addresses of its chunk and no more; a chunk that is used again takes none.
 void addresses_of_imports(const Bench& bench) {
-  constexpr std::size_t kImports = 64;
+  constexpr std::size_t kImports = 1000;
   constexpr std::uint64_t kChunk = 2 * kMiB;
   Exporter exporter(bench);
   Worker worker(bench);
@@ -30,7 +30,7 @@ void addresses_of_imports(const Bench& bench) {
     loans.push_back(worker.offered(lents.back()));
     loans.back().acquire();
   }
-  expect_equal(static_cast<std::uint64_t>(worker.live("reserved-bytes") - before), kImports * kChunk, "addresses of 64 imports that are held");
+  expect_equal(static_cast<std::uint64_t>(worker.live("reserved-bytes") - before), kImports * kChunk, "addresses of 1,000 imports that are held");
   for (Borrowed& loan : loans) loan.done();
   for (const Lent& lent : lents) lent.ended();
   for (std::size_t index = 0; index < kImports; ++index) {
