@@ -4,7 +4,7 @@
 // sim_answers LIBRARY SECTION: asks those of one section, also of one whose answers a real driver does not give
 // twice. sim_answers LIBRARY --compare RECORD EXCEPTIONS: asks, and prints only what differs from the recorded
 // answers. A line of the exceptions is "question answer reason": this answer is expected instead. Exits 1 when
-// anything differs, or when an exception is none any more.
+// anything differs, and when an exception has no reason, is of no recorded question, or is none any more.
 #include "answers.hpp"
 
 #include <chrono>
@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <sys/mman.h>
@@ -218,7 +219,7 @@ namespace {
 using Answers = std::map<std::string, std::string>;
 
 // "question answer" or, with reasons, "question answer reason ...". Lines that start with # are comments.
-Answers read_answers(const char* path) {
+Answers read_answers(const char* path, std::set<std::string>* unexplained = nullptr) {
   Answers found;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -226,6 +227,7 @@ Answers read_answers(const char* path) {
     std::string question;
     std::string answer;
     if (line.starts_with('#') || !(words >> question >> answer)) continue;
+    if (std::string reason; unexplained != nullptr && !(words >> reason)) unexplained->insert(question);
     found[question] = answer;
   }
   return found;
@@ -241,6 +243,7 @@ void ask_all(const char* library) {
 Answers ask_into_map(const char* library) {
   char path[] = "/tmp/answersXXXXXX";
   const int file = ::mkstemp(path);
+  std::fflush(stdout); // what was said before is no answer
   const int before = ::dup(STDOUT_FILENO);
   ::dup2(file, STDOUT_FILENO);
   ask_all(library);
@@ -287,7 +290,16 @@ int compare(const char* library, const char* record_path, const char* exceptions
     std::printf("%s: no answers\n", record_path);
     return 1;
   }
-  const Answers exceptions = read_answers(exceptions_path);
+  std::set<std::string> unexplained;
+  const Answers exceptions = read_answers(exceptions_path, &unexplained);
+  int bad = 0;
+  for (const auto& [question, answer] : exceptions) {
+    const char* const why = !record.contains(question) ? "is not recorded" : unexplained.contains(question) ? "has no reason" : nullptr;
+    if (why == nullptr) continue;
+    std::printf("%s: the exception %s\n", question.c_str(), why);
+    ++bad;
+  }
+  if (bad != 0) return 1;
   if (differences(ask_into_map(library), record, exceptions) == 0) return 0;
   // On a machine that is busy with other things an answer comes late; a wrong one stays wrong.
   std::printf("Asking again, with more patience.\n");
