@@ -156,6 +156,8 @@ Result<void> uninstall_pool(const std::shared_ptr<const driver::Driver>& driver,
   if (!used) return forward(std::move(used.error()));
   if (*used > 0) {
     swaps().aside.reserve(swaps().aside.size() + 1);
+    // This trims what is freed from now on, and strands nothing that would not be lost anyway: nothing more is allocated from
+    // the pool, and memory of which a pointer was exported comes back with the pool alone, trimmed or not (P8).
     GPULOAN_TRY(set_threshold(*driver, swap.pool, 0));
   }
   if (current == swap.pool) GPULOAN_TRY(GPULOAN_CU(*driver, cuDeviceSetMemPool, swap.device, swap.before));
