@@ -171,7 +171,8 @@ class Error(Exception):
 
     @property
     def name(self) -> str:
-        return _lib.gpuloan_status_name(self.status).decode()
+        """"GPULOAN_ERR_..."."""
+        return str(_lib.gpuloan_status_name(self.status).decode())
 
 
 class CallError(Error):
@@ -382,7 +383,7 @@ _lib = _load()
 
 def version() -> str:
     """The version of the library that is loaded: "0.1.0"."""
-    return _lib.gpuloan_version_text().decode()
+    return str(_lib.gpuloan_version_text().decode())
 
 
 def _driver_name(driver: Optional[str]) -> Optional[bytes]:
@@ -574,18 +575,20 @@ _exports: Dict[int, Tuple[Any, ...]] = {}  # what was exported and not yet delet
 
 
 # Both take the table and the functions as defaults: a consumer may call them when this module's names are gone already.
-@ctypes.CFUNCTYPE(None, c_void_p)
-def _dl_deleter(managed: Any, exports: Dict[int, Tuple[Any, ...]] = _exports) -> None:
+def _dl_drop(managed: Any, exports: Dict[int, Tuple[Any, ...]] = _exports) -> None:
     exports.pop(managed, None)
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)
 def _dl_unused(capsule: Any, exports: Dict[int, Tuple[Any, ...]] = _exports, valid: Any = _capsule_valid,
                pointer: Any = _capsule_pointer, names: Tuple[bytes, ...] = (_PLAIN, _VERSIONED)) -> None:
     """The destructor of a capsule: nobody took it if it still has its name."""
     for name in names:
         if valid(capsule, name):
             exports.pop(pointer(capsule, name), None)
+
+
+_dl_deleter = ctypes.CFUNCTYPE(None, c_void_p)(_dl_drop)  # both live for ever
+_dl_destructor = ctypes.CFUNCTYPE(None, c_void_p)(_dl_unused)
 
 
 def _dl_export(keep: Any, pointer: int, device: Tuple[int, int], kind: _Type, shape: Sequence[int], strides: Sequence[int],
@@ -600,7 +603,7 @@ def _dl_export(keep: Any, pointer: int, device: Tuple[int, int], kind: _Type, sh
         managed.major, managed.flags = 1, _DL_READ_ONLY if read_only else 0
     address = ctypes.addressof(managed)
     _exports[address] = (managed, extents, steps, keep)
-    return _capsule_new(address, _VERSIONED if versioned else _PLAIN, ctypes.cast(_dl_unused, c_void_p))
+    return _capsule_new(address, _VERSIONED if versioned else _PLAIN, ctypes.cast(_dl_destructor, c_void_p))
 
 
 # ---- Tensors in ---------------------------------------------------------------------------------------------------
@@ -1142,7 +1145,7 @@ class DeviceArray:
 
     @property
     def report(self) -> Optional[Report]:
-        """Of the loan that brought it."""
+        """Of the worker's loan, of a parent's result; else None."""
         return None if self._loan is None else self._loan.report()
 
     def __repr__(self) -> str:
@@ -1522,10 +1525,11 @@ class Peer:
         metadata = _pack(_Layout(source.kind, source.shape, source.strides, 0, bytes(user)))
         exporter = self._exporter
         exporter._tidy()
-        address = _keep(source.keep)
         options = _LendOptions(access=wanted, policy=_policy(policy), rungs=_rung_mask(rungs), gate=_number(Gate, gate, "gate"),
                                memory=_number(Memory, memory, "memory"), keep_open=keep_open, stream=order, metadata=metadata,
-                               metadata_bytes=len(metadata), release=_sem_post, release_user=address, exclusive=exclusive)
+                               metadata_bytes=len(metadata), release=_sem_post, exclusive=exclusive)
+        address = _keep(source.keep)
+        options.release_user = address
         handle = c_void_p()
         covered = source.covered
         try:
@@ -1668,8 +1672,8 @@ class Exporter:
                 peer = self._attach(ours, account, timeout, process)
             except BaseException:
                 process.kill()
-                process.wait()
-                raise
+                with process:  # closes its pipes, and waits
+                    raise
         self._processes = [one for one in self._processes if one.poll() is None] + [process]
         peer.process = process
         return peer
@@ -1695,7 +1699,7 @@ class Exporter:
 
         def answer() -> Union[Peer, Error, None]:
             if attach.answer is None and process is not None and process.poll() is not None:
-                raise _error(_PEER_LOST, f"the worker {process.args!r} ended with {process.returncode} before it called gpuloan.worker()")
+                return _error(_PEER_LOST, "no handshake came")
             return attach.answer
 
         try:
@@ -1706,7 +1710,13 @@ class Exporter:
                 if attach in self._attaches:
                     self._attaches.remove(attach)
         if isinstance(found, Error):
+            if process is not None:  # its end may be seen a little later than that of its socket
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+                if process.returncode is not None:
+                    found = _error(found.status, f"the worker ended with {process.returncode} before its handshake was over: {found}")
             raise found
+        assert isinstance(found, Peer)
         return found
 
     def listen(self, path: str) -> None:
@@ -1726,6 +1736,7 @@ class Exporter:
         found = self._wait(lambda: self._new_peers.popleft() if self._new_peers else None, timeout, "a worker")
         if isinstance(found, Error):
             raise found
+        assert isinstance(found, Peer)
         return found
 
     # Results.
@@ -1733,7 +1744,8 @@ class Exporter:
     def next_result(self, timeout: Optional[float] = None, peer: Optional[Peer] = None) -> DeviceArray:
         """The next result that is complete, of `peer` or of any worker: memory of this process', as long as it is referenced.
 
-        It has .peer, .user and .report. Raises LoanError when a worker failed or returned what it asked for, PeerError when it was lost
+        It has .peer, .user and .report. Results come as they are seen to be complete, which is not always the order in which a worker
+        finished them. Raises LoanError when a worker failed or returned what it asked for, PeerError when it was lost
         or no worker is left (both with .peer and .user), whatever made a grant fail, and Timeout.
         """
         return self._give(self._wait(lambda: self._find_result(peer), timeout, "a result"))
@@ -1742,13 +1754,13 @@ class Exporter:
         """As next_result(), on the running asyncio loop."""
         return self._give(await self._until(lambda: self._find_result(peer)))
 
-    def _find_result(self, peer: Optional[Peer]) -> Union[DeviceArray, BaseException, None]:
+    def _find_result(self, peer: Optional[Peer]) -> Any:
         for index, (owner, value) in enumerate(self._results):
             if peer is None or owner is peer:
                 del self._results[index]
                 return value
         pending = any(isinstance(one, _Grant) and peer in (None, one.peer) for one in self._loans.values())
-        if pending:
+        if pending or not self._context.alive:
             return None
         if peer is not None and peer.lost is not None:
             return _about(_error(_PEER_LOST, f"no result will come: {peer.lost}"), peer, b"")
@@ -2035,7 +2047,6 @@ class Borrowed(_LoanBase):
         self._user = layout.user
         self._array = DeviceArray(self._context, self._hold, layout, view.pointer, view.host or 0, view.access == Access.READ,
                                   bool(view.host))
-        self._array._loan = self
         return self._array
 
     @property
