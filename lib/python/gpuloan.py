@@ -1266,7 +1266,8 @@ class DeviceArray:
         return cuda.as_cuda_array(self)
 
     def copy_to_host(self) -> bytes:
-        """The elements in C order, copied. Waits for the copy. A view that is not contiguous is gathered element by element."""
+        """The elements in C order, copied behind the framework's current stream. Waits for the copy. A view that is not contiguous is
+        gathered element by element."""
         source = self._as_source()
         raw = bytearray(source.covered)
         if raw:
@@ -1274,7 +1275,8 @@ class DeviceArray:
                 ctypes.memmove((c_char * len(raw)).from_buffer(raw), self._host, len(raw))
             else:
                 target = (c_char * len(raw)).from_buffer(raw)
-                self._context.driver().copy("DtoH", ctypes.addressof(target), self._pointer, len(raw), STREAM_LEGACY)
+                order = _stream_of(None, None, self._context.device)
+                self._context.driver().copy("DtoH", ctypes.addressof(target), self._pointer, len(raw), order)
         if _is_contiguous(source):
             return bytes(raw)
         return b"".join(_gather(memoryview(raw), self.itemsize, self.shape, self.strides, 0))
@@ -1576,7 +1578,7 @@ class Exporter:
     pool_import_limit, and gpu_wait_limit, canary_timeout_ms in `options`: as in gpuloan_context_options.
     grant: None, or a function that answers a worker's Request: None (memory of the arena), a tensor of this process' own with that dtype
     and shape, or Deny(reason). It runs on the thread that takes events, a Python thread of this object's, or on the asyncio loop that
-    awaits something; it must not wait for a worker.
+    awaits something; it must not wait for a worker, and earlier work on a tensor that it grants has to be complete.
     """
 
     def __init__(self, device: Optional[int] = None, driver: Optional[str] = None, rungs: Any = None, gate: Any = None, engine: Any = None,

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import unittest
+import warnings
 import weakref
 
 from support import Case, HERE, PATIENCE, collect, descriptors, eventually, main, python, worker
@@ -221,7 +222,9 @@ class Forked(Case):
         result = self.parent.next_result(PATIENCE, many)
         loan = peer.lend(fakes.Torch("uint8", (4,), b"abcd"))
         read, write = os.pipe()
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads, which are what this is about
+            child = os.fork()
         if child == 0:
             said = []
             try:

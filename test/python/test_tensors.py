@@ -240,6 +240,82 @@ class Out(Case):
         self.assertEqual(self.array.copy_to_host(), b"abcdefghijkl")
 
 
+class Frameworks(Case):
+    """What the views in frameworks hand over, with stand-ins for their modules."""
+
+    def setUp(self):
+        super().setUp()
+        self.peer = self.spawn("mirror")
+
+    def array(self, dtype, shape=(2, 2)):
+        size = gpuloan._count(shape) * gpuloan._TYPES[dtype].itemsize
+        self.peer.lend(fakes.Torch(dtype, shape, bytes(range(size))))
+        return self.parent.next_result(PATIENCE)
+
+    def test_torch(self):
+        class Tensor:
+            def __init__(self, consumer, dtype):
+                self.consumer, self.dtype = consumer, dtype
+
+            def view(self, dtype):
+                return Tensor(self.consumer, dtype)
+
+        def from_dlpack(capsule):
+            consumer = fakes.Consumer(capsule)
+            self.assertEqual(consumer._name, b"dltensor")  # which every version takes
+            return Tensor(consumer, "by code %d, %d bits" % (consumer.code, consumer.bits))
+
+        torch = types.ModuleType("torch")
+        torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)
+        torch.utils = types.SimpleNamespace(dlpack=types.SimpleNamespace(from_dlpack=from_dlpack))
+        torch.empty = lambda shape, dtype, device: ("empty", shape, dtype, device)
+        torch.__version__ = "0"
+        for name in ("float32", "bfloat16", "float8_e4m3fn", "bool", "uint16", "complex64"):
+            setattr(torch, name, "torch." + name)
+        with mock.patch.dict(sys.modules, torch=torch):
+            for name, dtype, code, bits in (("float32", "by code 2, 32 bits", 2, 32), ("bfloat16", "by code 4, 16 bits", 4, 16),
+                                            ("complex64", "by code 5, 64 bits", 5, 64), ("float8_e4m3fn", "torch.float8_e4m3fn", 1, 8),
+                                            ("bool", "torch.bool", 1, 8), ("uint16", "torch.uint16", 0, 16)):
+                array = self.array(name)
+                tensor = array.torch()
+                self.assertEqual((tensor.dtype, tensor.consumer.code, tensor.consumer.bits), (dtype, code, bits))
+                self.assertEqual((tensor.consumer.pointer, tensor.consumer.shape), (array.pointer, [2, 2]))
+                tensor.consumer.release()
+            self.assertEqual(self.array("float32", (0, 3)).torch(), ("empty", (0, 3), "torch.float32", "cuda:0"))
+            with self.refused(gpuloan.CallError, "no dtype float8_e5m2"):
+                self.array("float8_e5m2").torch()
+
+    def test_jax(self):
+        taken = []
+
+        def from_dlpack(array):
+            consumer = fakes.Consumer(array.__dlpack__(stream=1, max_version=(1, 1)))
+            consumer.release()
+            if consumer.code > 6:
+                raise TypeError("Unknown DLPack type")
+            taken.append((consumer.code, consumer.bits))
+            return taken[-1]
+
+        jax, dlpack = types.ModuleType("jax"), types.ModuleType("jax.dlpack")
+        jax.dlpack, dlpack.from_dlpack = dlpack, from_dlpack
+        jax.numpy = types.SimpleNamespace(float8_e4m3fn="jax fp8")
+        jax.lax = types.SimpleNamespace(bitcast_convert_type=lambda array, dtype: ("cast", array, dtype))
+        with mock.patch.dict(sys.modules, {"jax": jax, "jax.dlpack": dlpack}):
+            self.assertEqual(self.array("float32").jax(), (2, 32))
+            self.assertEqual(self.array("bfloat16").jax(), (4, 16))
+            self.assertEqual(self.array("float8_e4m3fn").jax(), ("cast", (1, 8), "jax fp8"))
+
+    def test_cupy_and_numba(self):
+        cupy, numba, cuda = types.ModuleType("cupy"), types.ModuleType("numba"), types.ModuleType("numba.cuda")
+        numba.cuda = cuda
+        cupy.asarray = cuda.as_cuda_array = lambda array: array.__cuda_array_interface__["typestr"]
+        cupy.empty = lambda shape, dtype: ("empty", shape, dtype)
+        with mock.patch.dict(sys.modules, {"cupy": cupy, "numba": numba, "numba.cuda": cuda}):
+            array = self.array("bfloat16")
+            self.assertEqual((array.cupy(), array.numba()), ("<u2", "<u2"))
+            self.assertEqual(self.array("float8_e5m2", (0,)).cupy(), ("empty", (0,), "|u1"))
+
+
 class Streams(unittest.TestCase):
     """Whose current stream is taken, with stand-ins for the frameworks' modules."""
 
