@@ -3,6 +3,7 @@
 """Installs the build into an empty folder, then compiles docs/examples/first.c and first.cpp against the installed files
 with pkg-config alone and runs them: each completes a loan on the installed simulated driver. Arguments: the source tree,
 the build tree, the C compiler, the C++ compiler."""
+import json
 import os
 import pathlib
 import re
@@ -54,4 +55,11 @@ with tempfile.TemporaryDirectory(prefix="gpuloan-installed-") as name:
         if not re.search(r"^process (\d+) reads: written in place by process (?!\1\b)\d+$", output, re.MULTILINE):
             sys.exit(f"{example.name} printed: {output!r}")
         print(f"{example.name}: {output.strip()}")
+    options = {one["name"]: one["value"] for one in json.loads(run(["meson", "introspect", build, "--buildoptions"]))}
+    if options["python"] != "disabled":
+        module = only(root, "gpuloan.py")
+        code = "import gpuloan; print(gpuloan.__file__, gpuloan.version(), gpuloan.driver_info().simulated)"
+        output = run([sys.executable, "-W", "error", "-c", code], env=dict(env, PYTHONPATH=str(module.parent), PYTHONDONTWRITEBYTECODE="1"))
+        if not re.fullmatch(re.escape(str(module)) + r" \d+\.\d+\.\d+ 1", output.strip()):
+            sys.exit(f"the installed gpuloan.py printed: {output!r}")
     print(run([str(only(root, "bin/gpuloan")), "demo", "--size", "64KiB"], env=env).splitlines()[0])

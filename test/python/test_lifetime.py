@@ -9,6 +9,7 @@ import time
 import unittest
 import warnings
 import weakref
+from unittest import mock
 
 from support import Case, HERE, PATIENCE, collect, descriptors, eventually, main, python, worker
 import fakes
@@ -31,6 +32,24 @@ class Kept(Case):
         loan.reclaim(PATIENCE)
         eventually(lambda: gone() is None, "the tensor is let go, without any call")
         self.assertEqual(fakes.Block.live, 0)
+
+    def test_loan_that_ends_before_lend_returns(self):
+        """Its events come first, and are not lost."""
+        peer = self.spawn("failing_loan")
+        register = self.parent._register
+
+        def late(*arguments):
+            eventually(lambda: self.parent._early, "an event of a loan that is not registered yet")
+            register(*arguments)
+
+        self.parent._register = late
+        tensor = fakes.Torch("uint8", (4,), b"abcd")
+        gone = weakref.ref(tensor)
+        loan = peer.lend(tensor)
+        del tensor
+        self.assertEqual(loan._outcome, (-21, "cannot read this"))
+        eventually(lambda: gone() is None, "the tensor is let go")
+        self.assertEqual((self.parent._early, self.parent._loans), ({}, {}))
 
     def test_dlpack_producer_is_told(self):
         peer = self.spawn("mirror")
@@ -191,6 +210,29 @@ class Closed(Case):
         for thread in threads:
             thread.join(PATIENCE)
         self.assertEqual(len(ends), 2)
+
+    def test_close_waits_for_calls(self):
+        """No call with a handle may run during or after destroy."""
+        inside, go, order = threading.Event(), threading.Event(), []
+
+        def slow():
+            inside.set()
+            go.wait(PATIENCE)
+            order.append("call")
+            return 0
+
+        destroy = gpuloan._lib.gpuloan_context_destroy
+        with mock.patch.object(gpuloan._lib, "gpuloan_context_destroy", lambda handle: (order.append("destroy"), destroy(handle))):
+            threads = [threading.Thread(target=self.parent._context.status, args=(slow,)), threading.Thread(target=self.parent.close)]
+            threads[0].start()
+            inside.wait(PATIENCE)
+            threads[1].start()
+            threads[1].join(0.2)
+            self.assertTrue(threads[1].is_alive())
+            go.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        self.assertEqual(order, ["call", "destroy"])
 
     def test_twenty_parents_leave_nothing(self):
         self.parent.close()

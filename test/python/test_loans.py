@@ -151,27 +151,29 @@ class Requests(Case):
         self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), bytes(range(12)))
 
     def test_thousand_results_leave_nothing(self):
-        peer = self.spawn("many", "1100")
-        before = None
-        seen = set()
-        for number in range(1100):
-            result = self.parent.next_result(PATIENCE, peer)
-            seen.add(int(result.user))
-            if number % 100 == 0:
-                self.assertEqual(result.copy_to_host(), bytes([int(result.user) % 256]) * 4096)
-                del result
-                eventually(lambda: len(self.parent._loans) <= 4, "loans end")
-            if number in (100, 1099):
-                result = None
-                collect()
-                counts = (descriptors(), self.parent.stats().chunks, len(gpuloan._kept), len(gpuloan._exports))
-                objects = sum(isinstance(one, (gpuloan._Hold, gpuloan.DeviceArray, gpuloan._Grant)) for one in gc.get_objects())
-                if before is None:
-                    before = counts, objects, len(gc.get_objects())
-        self.assertEqual(seen, set(range(1100)))
-        self.assertEqual(counts, before[0])
-        self.assertLess(abs(objects - before[1]), 20)  # those that are under way
-        self.assertLess(len(gc.get_objects()) - before[2], 300)
+        counts = []
+        for total in (100, 1000):  # the first is to warm up
+            peer = self.spawn("many", str(total))
+            seen = set()
+            for number in range(total):
+                result = self.parent.next_result(PATIENCE, peer)
+                seen.add(int(result.user))
+                if number % 100 == 0:
+                    self.assertEqual(result.copy_to_host(), bytes([int(result.user) % 256]) * 4096)
+            self.assertEqual(seen, set(range(total)))
+            peer.close()
+            self.assertEqual(peer.process.wait(PATIENCE), 0)
+            del peer, result
+            eventually(lambda: not self.parent._loans and self.parent.stats().chunks == 0, "the loans and the arena are over")
+            collect()
+            ours = (gpuloan._Hold, gpuloan.DeviceArray, gpuloan._LoanBase, gpuloan.Peer)
+            objects = gc.get_objects()
+            mine = sum(isinstance(one, ours) for one in objects)
+            counts.append((descriptors(), len(gpuloan._kept), len(gpuloan._exports), mine, len(objects)))
+            del objects
+        self.assertEqual(counts[0][1:4], counts[1][1:4])
+        self.assertLessEqual(counts[1][0], counts[0][0])
+        self.assertLess(counts[1][4] - counts[0][4], 100)  # of 900 more results
 
 
 class WithoutDevice(Case):
