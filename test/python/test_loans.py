@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Loans and requests from both sides: outcomes, turns, grants, results of workers that fail, connections."""
 import asyncio
+import contextlib
 import gc
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 from support import Case, PATIENCE, collect, descriptors, eventually, main, python, worker
 import fakes
@@ -106,6 +109,34 @@ class Requests(Case):
         healthy.lend(fakes.Torch("uint8", (1,), b"\x01"))
         self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), b"\xfe")
         eventually(lambda: self.parent.stats().live_bytes == 0 or collect(), "the arena is empty again")
+
+    def test_workers_killed_at_random_points(self):
+        """Each kill gives everything back: memory, descriptors, what the module keeps."""
+        chance = random.Random(5)
+        before = None
+        for number in range(20):
+            peer = self.spawn(chance.choice(["many", "mirror", "hold"]), stderr=subprocess.DEVNULL)
+            loans = [peer.lend(fakes.Torch("uint8", (1000,), bytes(1000))) for _ in range(3)]
+            time.sleep(chance.random() * 0.05)  # the random point
+            peer.process.kill()
+            for loan in loans:
+                with contextlib.suppress(gpuloan.PeerError):
+                    loan.wait(PATIENCE)
+            outcome = ""
+            while "no result will come" not in outcome:
+                try:
+                    self.parent.next_result(PATIENCE, peer)
+                except (gpuloan.PeerError, gpuloan.LoanError) as error:
+                    outcome = str(error)
+            peer.process.wait(PATIENCE)
+            del peer, loans, loan
+            eventually(lambda: collect() or (not gpuloan._kept and self.parent.stats().chunks == 0), "all memory is back")
+            stats = self.parent.stats()
+            self.assertEqual((fakes.Block.live, stats.peers, stats.quarantined_bytes, stats.surrendered_bytes), (0, 0, 0, 0))
+            self.assertEqual((self.parent._loans, self.parent._early), ({}, {}))
+            if number == 2:
+                before = descriptors()
+        eventually(lambda: descriptors() <= before, "no descriptor is left")
 
     def test_dropped_request_is_returned(self):
         peer = self.spawn("hold")
