@@ -309,8 +309,9 @@ int main(void) {
     if (status != GPULOAN_OK && status != GPULOAN_ERR_TIMEOUT) return fprintf(stderr, "%s\n", gpuloan_error_text()), 1;
     if (event.type == GPULOAN_EVENT_LOAN_OFFERED) finish(event.loan, job(parent, event.loan));
     if (event.type != GPULOAN_EVENT_PEER_LOST) continue;
-    if (event.status != GPULOAN_OK) fprintf(stderr, "the parent is gone: %s\n", event.text);
+    bool ended = event.status == GPULOAN_ERR_PEER_LOST; /* it closed the connection, or died: no work is left either way */
+    if (!ended) fprintf(stderr, "the parent is gone: %s\n", event.text);
     gpuloan_context_destroy(context);
-    return event.status == GPULOAN_OK ? 0 : 1;
+    return ended ? 0 : 1;
   }
 }

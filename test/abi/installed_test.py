@@ -62,4 +62,9 @@ with tempfile.TemporaryDirectory(prefix="gpuloan-installed-") as name:
         output = run([sys.executable, "-W", "error", "-c", code], env=dict(env, PYTHONPATH=str(module.parent), PYTHONDONTWRITEBYTECODE="1"))
         if not re.fullmatch(re.escape(str(module)) + r" \d+\.\d+\.\d+ 1", output.strip()):
             sys.exit(f"the installed gpuloan.py printed: {output!r}")
+    worker = folder / "worker"  # docs/examples/worker.c, served by test/examples
+    run([*compilers[".c"], "-Wall", "-Wextra", "-Werror", str(source / "docs/examples/worker.c"), "-o", str(worker), *flags, "-ldl"])
+    alone = subprocess.run([str(worker)], env=env, capture_output=True, text=True, timeout=60)
+    if alone.returncode != 2 or "GPULOAN_FD" not in alone.stderr:
+        sys.exit(f"worker.c without a parent: {alone}")
     print(run([str(only(root, "bin/gpuloan")), "demo", "--size", "64KiB"], env=env).splitlines()[0])

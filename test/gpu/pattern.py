@@ -120,10 +120,12 @@ class Cupy:
     def write(self, out, seed, transposed):
         tensor = self.bits(self.tensor(out.tensor))
         row = self.pattern(seed, out.tensor.dtype, row_length(tensor.shape))
-        row = row.reshape(tensor.shape) if row.size == tensor.size else row
-        if transposed:
-            row = self.module.asfortranarray(row)
-        tensor[...] = row
+        if tensor.size != row.size:
+            for each in tensor:
+                each[...] = row
+            return
+        row = row.reshape(tensor.shape)
+        tensor[...] = self.module.asfortranarray(row) if transposed else row
 
 
 class Jax:
@@ -146,7 +148,7 @@ class Jax:
 
     def tensor(self, array):
         tensor = array.jax()
-        assert tensor.shape == array.shape and tensor.dtype == getattr(self.numpy, array.dtype), (tensor.shape, tensor.dtype)
+        assert tensor.shape == array.shape and str(tensor.dtype) == array.dtype, (tensor.shape, tensor.dtype)
         return tensor
 
     def wrong_of(self, array, seed):

@@ -141,10 +141,15 @@ COLOURS = {"queue": "#9a6b00", "pipe": "#c98b00", "core": "#a33b3b", "shm": "#77
 STYLE = "font-family='sans-serif' fill='#222'"
 
 
+def tick(power):
+    unit, name = next((unit, name) for unit, name in ((6, "s"), (3, "ms"), (0, "us"), (-3, "ns")) if power >= unit)
+    return f"{10 ** (power - unit)} {name}"
+
+
 def picture(rows, sizes):
     """Time by size, both in powers; what has no figure at a size ends with a cross."""
     import math
-    width, height, left, right, top, bottom = 900, 520, 80, 250, 60, 50
+    width, height, left, right, top, bottom = 940, 520, 70, 300, 60, 50
     times = [answer["us"] for found in rows.values() for answer in found["latency"].values() if "us" in answer] or [1]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times) * 1.01))
     first, last = math.log2(sizes[0]), math.log2(sizes[-1])
@@ -160,7 +165,7 @@ def picture(rows, sizes):
            f"<text x='{left}' y='28' font-size='17' {STYLE}>A tensor handed to a worker, filled there and acknowledged: time by size</text>"]
     for power in range(low, high + 1):
         out.append(f"<line x1='{left}' x2='{width - right}' y1='{y(10 ** power):.1f}' y2='{y(10 ** power):.1f}' stroke='#ddd'/>"
-                   f"<text x='{left - 8}' y='{y(10 ** power) + 4:.1f}' font-size='12' text-anchor='end' {STYLE}>{time_text(10 ** power)}</text>")
+                   f"<text x='{left - 8}' y='{y(10 ** power) + 4:.1f}' font-size='12' text-anchor='end' {STYLE}>{tick(power)}</text>")
     for size in sizes:
         out.append(f"<text x='{x(size):.1f}' y='{height - bottom + 20}' font-size='12' text-anchor='middle' {STYLE}>{size_text(size)}</text>")
     labels = []
@@ -173,9 +178,12 @@ def picture(rows, sizes):
                    + " ".join(f"{px:.1f},{py:.1f}" for px, py in points) + "'/>")
         out += [f"<circle cx='{px:.1f}' cy='{py:.1f}' r='3' fill='{colour}'/>" for px, py in points]
         px, py = points[-1]
+        title = TITLES[method]
         if len(points) < len(sizes):
-            out.append(f"<text x='{px + 8:.1f}' y='{py + 5:.1f}' font-size='15' fill='{colour}' font-family='sans-serif'>&#215; no more</text>")
-        labels.append([py, px, TITLES[method], colour])
+            done = max(size for size, answer in found["latency"].items() if "us" in answer)
+            out.append(f"<text x='{px + 6:.1f}' y='{py + 6:.1f}' font-size='18' fill='{colour}' font-family='sans-serif'>&#215;</text>")
+            title += f" (to {size_text(done)})"
+        labels.append([py, px, title, colour])
     labels.sort()
     for above, below in zip(labels, labels[1:]):
         below[0] = max(below[0], above[0] + 16)  # no two on one another

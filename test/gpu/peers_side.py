@@ -157,6 +157,9 @@ class TorchMethod:
             self.tensor = answer.cuda()
             self.torch.cuda.synchronize()
 
+    def work(self):
+        """What has to be called for the method to do what is due."""
+
     def check(self, size):
         return (int(self.tensor[0]), int(self.tensor[size - 1])) == (self.value, self.value)
 
@@ -222,9 +225,9 @@ class CoreMethod(TorchMethod):
         core, device, self.stream = core_device()
         self.driver, self.value, self.tensor = driver, 0, None
         self.resource = core.DeviceMemoryResource(device, core.DeviceMemoryResourceOptions(ipc_enabled=True, max_size=16 * GIB))
-        context = multiprocessing.get_context("spawn")
-        self.inbox, self.outbox = context.Queue(), context.Queue()
-        self.process = context.Process(target=core_child, args=(self.inbox, self.outbox, self.resource), daemon=True)
+        multiprocessing.set_start_method("spawn", force=True)  # cuda.core looks at this one
+        self.inbox, self.outbox = multiprocessing.Queue(), multiprocessing.Queue()
+        self.process = multiprocessing.Process(target=core_child, args=(self.inbox, self.outbox, self.resource), daemon=True)
         self.process.start()
 
     def hand_over(self, size, value):
@@ -264,6 +267,9 @@ class ModuleMethod:
         self.tensor = None
         self.loan = self.peer.lend(self.job, "read", user=b"%d %d" % (size, self.value))
         self.tensor = self.parent.next_result(LIMIT, self.peer)
+
+    def work(self):
+        pass
 
     def check(self, size):
         return self.tensor.nbytes == size and self.driver.ends(self.tensor.pointer, size) == (self.value, self.value)
@@ -410,6 +416,10 @@ class LoanMethod:
             self.library.lib.gpuloan_loan_unref(self.loan)
             self.loan = None
 
+    def work(self):
+        if self.method == "loans":
+            self.library("context_dispatch", self.library.context, 0)
+
     def check(self, size):
         value = self.count % 128
         return self.driver.ends(self.pointer, size) == (value, value)
@@ -527,6 +537,7 @@ def kill(method, size, _, driver):
     peer.drop()
     end = time.monotonic() + 2
     while driver.free() < before and time.monotonic() < end:
+        peer.work()
         time.sleep(0.01)
     return {"told_ms": told, "how": how, "missing": max(0, before - driver.free())}
 
