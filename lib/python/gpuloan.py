@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import enum
 import os
+import re
 import select
 import socket
 import struct
@@ -988,6 +989,8 @@ class _Context:
             status, text = self.status(function, *arguments, deadline.slice(), *last)
             if status == _TIMEOUT and not deadline.passed():
                 continue
+            if status == _TIMEOUT:  # the text knows the last part of the time only
+                text = re.sub(r"within \d+ ms", f"within {timeout:g} s", text)
             if status:
                 raise _error(status, text)
             return
@@ -1021,7 +1024,11 @@ class _Context:
     def drop_busy(self) -> None:
         """Tries again those that were lent when they were dropped."""
         for _ in range(len(self._busy)):
-            self.drop(_lib.gpuloan_region_destroy, self._busy.popleft())
+            try:
+                handle = self._busy.popleft()
+            except IndexError:  # another thread does the same
+                return
+            self.drop(_lib.gpuloan_region_destroy, handle)
 
     def close(self) -> bool:
         """Destroys the context, once no call is in it. True for the one call that does."""
