@@ -266,7 +266,7 @@ class _PeerInfo(_Sized):
     _fields_ = [("size", c_size_t), ("pid", c_int32), ("lost", c_uint32), ("protocol", c_uint32), ("has_device", c_uint32),
                 ("vmm_canary", c_uint32), ("pidfd", c_uint32), ("loans_out", c_uint64), ("account", c_char * 64),
                 ("ipc_canary", c_uint32), ("pool_canary", c_uint32), ("foreign_vmm_canary", c_uint32),
-                ("host_canary", c_uint32), ("canary_text", c_char * _TEXT_MAX)]
+                ("host_canary", c_uint32), ("canary_text", c_char * (4 * _TEXT_MAX))]
 
 
 class _LendOptions(_Sized):
@@ -302,7 +302,7 @@ class _DeviceInfo(_Sized):
     _fields_ = [("size", c_size_t), ("ordinal", c_int32), ("floors", c_uint32), ("missing", c_uint32),
                 ("compute_mode", c_int32), ("integrated", c_uint32), ("total_bytes", c_uint64), ("granularity", c_uint64),
                 ("uuid", c_ubyte * 16), ("name", c_char * 128), ("floor_reason", c_char * _TEXT_MAX), ("peers", c_uint64),
-                ("pool_import_limit", c_uint64), ("pool_import_limit_source", c_uint32)]
+                ("pool_import_limit", c_uint64), ("pool_import_limit_source", c_uint32), ("mps", c_uint32)]
 
 
 class _DriverInfo(_Sized):
