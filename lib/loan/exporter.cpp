@@ -501,7 +501,10 @@ Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& recei
   loan->step_ns[GPULOAN_STEP_UNIMPORT] = ack.unimport_ns;
   loan->step_ns[GPULOAN_STEP_ACK] = ack.ack_ns;
   if (ack.outcome != GPULOAN_OK) {
-    fail_loan(*loan, outcome_from_wire(ack.outcome), channel::readable_text(received));
+    gpuloan_status outcome = outcome_from_wire(ack.outcome);
+    if (outcome == GPULOAN_ERR_CANCELLED) outcome = GPULOAN_ERR_FAILED; // cancelling is for this side, and has set the outcome then
+    std::string why = channel::readable_text(received);
+    fail_loan(*loan, outcome, why.empty() ? "the importer gave no reason" : std::move(why));
   } else if (loan->state == ExportState::Out && ack.turns_done != loan->turn) {
     fail_loan(*loan, GPULOAN_ERR_RETURNED, "the importer returned the loan without finishing its turn");
   } else if (loan->state == ExportState::Out) {
