@@ -18,11 +18,16 @@ std::span<AllocationEntry> entries(StateFile& file) noexcept {
   return std::span(layout.allocations).first(limit);
 }
 
-// Turns what dead processes left behind into ghosts.
+bool taken(StateFile& file, std::uint32_t id) noexcept {
+  const AllocationEntry& entry = file.layout().allocations[id];
+  return file.held(StateFile::allocation_byte(id)) || (entry.pool != 0 && file.held(entry.pool));
+}
+
+// Turns what dead processes left behind, and what its pool does not keep any more, into ghosts.
 void sweep(StateFile& file) noexcept {
   std::uint32_t id = 0;
   for (AllocationEntry& entry : entries(file)) {
-    if (entry.state == EntryState::Used && !file.held(StateFile::allocation_byte(id))) entry.state = EntryState::Ghost;
+    if (entry.state == EntryState::Used && !taken(file, id)) entry.state = EntryState::Ghost;
     ++id;
   }
 }
@@ -71,7 +76,7 @@ CuResult account_create(std::uint32_t device, std::uint64_t size, FileIdentity i
   if (entry == nullptr) return OutOfMemory;
   const auto id = static_cast<std::uint32_t>(entry - file.layout().allocations);
   file.hold(StateFile::allocation_byte(id));
-  *entry = {EntryState::Free, device, size, identity.dev, identity.ino};
+  *entry = {EntryState::Free, device, size, identity.dev, identity.ino, 0};
   entry->state = EntryState::Used;
   out = {id, device, size};
   return Success;
@@ -97,9 +102,14 @@ CuResult account_open(FileIdentity identity, std::uint64_t size, Account& out) {
 void account_close(const Account& account) noexcept {
   StateFile& file = StateFile::get();
   const StateFile::Guard guard(file);
-  const off_t byte = StateFile::allocation_byte(account.id);
-  file.drop(byte);
-  if (!file.held(byte)) file.layout().allocations[account.id].state = EntryState::Ghost;
+  file.drop(StateFile::allocation_byte(account.id));
+  if (!taken(file, account.id)) file.layout().allocations[account.id].state = EntryState::Ghost;
+}
+
+void account_bind(const Account& account, off_t pool) noexcept {
+  StateFile& file = StateFile::get();
+  const StateFile::Guard guard(file);
+  file.layout().allocations[account.id].pool = pool;
 }
 
 std::uint64_t account_used(std::uint32_t device) {

@@ -9,6 +9,7 @@
 #include <sim/rows.hpp>
 
 #include <cstdint>
+#include <sys/types.h>
 
 namespace gpuloan::sim {
 
@@ -24,6 +25,9 @@ struct Account {
 [[nodiscard]] CuResult account_open(FileIdentity file, std::uint64_t size, Account& out);
 // Gives up one hold of account_create or account_open.
 void account_close(const Account& account) noexcept;
+
+// A pointer of it was exported from the pool of that pool_byte: it is taken until nobody holds that either.
+void account_bind(const Account& account, off_t pool) noexcept;
 
 [[nodiscard]] std::uint64_t account_used(std::uint32_t device);
 

@@ -32,6 +32,7 @@ class Chunk {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] int physical() const noexcept { return static_cast<int>(account_.device); }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); } // borrowed; -1 of one that this process cannot share
+  void bind_to_pool(off_t pool) const noexcept { account_bind(account_, pool); }
   [[nodiscard]] FileIdentity file() const noexcept { return file_; }
 
  private:

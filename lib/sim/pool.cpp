@@ -154,9 +154,11 @@ void PoolState::trim_to_threshold() {
 
 bool PoolState::retire() {
   std::vector<Block> dropped;
+  Fd card;
   const std::lock_guard lock(mutex_);
   if (origin == Origin::Imported && out_ > 0) return false;
   retired_ = true;
+  card = std::move(card_);
   dropped = drop_idle(0);
   return true;
 }

@@ -58,8 +58,8 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   // A new descriptor that stands for the pool, and what it is known by once there was one.
   [[nodiscard]] CuResult export_to(int& out_fd);
   [[nodiscard]] bool exported() const;
-  [[nodiscard]] FileIdentity identity() const;
-  void set_identity(FileIdentity identity); // of an imported pool
+  [[nodiscard]] off_t identity() const; // StateFile::pool_byte; 0 before it was exported
+  void set_identity(off_t identity); // of an imported pool
 
   void set_threshold(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t threshold() const;
@@ -90,7 +90,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   std::size_t out_ = 0; // pieces of PoolMemory
   bool retired_ = false;
   Fd card_; // pool_share.cpp
-  FileIdentity identity_;
+  off_t identity_ = 0;
 };
 
 using PoolRef = std::shared_ptr<PoolState>;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
-// Pools across processes. What is exported of a pool is a sealed file that says whose it is, the pool's card; what is
-// exported of an allocation says where the exporter keeps the memfd (named_file.hpp), so it is the same bytes for every
-// allocation that gets the same block (fact P14), and good until the block goes back to the device.
+// Pools across processes. The pool's card, which is what is exported of it, is a description of the state file that holds a
+// byte of the pool's, at that offset: so the machine knows how long anybody has a descriptor of it (fact P8), the pool itself
+// among them until it is destroyed. What is exported of an allocation says where the exporter keeps the memfd
+// (named_file.hpp), so it is the same bytes for every allocation that gets the same block (fact P14), and good until the block
+// goes back to the device.
 #include <sim/api.hpp>
 #include <sim/config.hpp>
 #include <sim/device.hpp>
@@ -20,46 +22,37 @@
 namespace gpuloan::sim {
 namespace {
 
-struct Card {
-  char magic[8];
-  FileIdentity machine; // the state file
-  std::int32_t physical;
-  std::uint32_t rest;
-};
-
 struct PointerBytes {
   char magic[8];
-  FileIdentity pool; // its card
+  off_t pool; // its identity
+  std::uint64_t none;
   NamedFile name;
   std::uint64_t bytes;
   unsigned char rest[8];
 };
 static_assert(sizeof(PointerBytes) == sizeof(PoolPointer));
 
-constexpr char kCardMagic[8] = {'s', 'i', 'm', '_', 'p', 'o', 'o', 'l'};
 constexpr char kPointerMagic[8] = {'s', 'i', 'm', 'p', 'o', 'i', 'n', 't'};
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
-
-Fd make_card(int physical) {
-  Card card = {};
-  std::memcpy(card.magic, kCardMagic, sizeof kCardMagic);
-  card.machine = StateFile::get().identity();
-  card.physical = physical;
-  Fd fd(::memfd_create("gpuloan-sim-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd || ::write(fd.get(), &card, sizeof card) != static_cast<ssize_t>(sizeof card)) return Fd();
-  return ::fcntl(fd.get(), F_ADD_SEALS, kSeals) == 0 ? std::move(fd) : Fd();
+// Unknown, as for VMM memory, for a file that is no pool of this machine.
+CuResult read_card(int fd, off_t& out_identity, int& out_physical) {
+  FileIdentity file;
+  std::size_t size = 0;
+  if (!identify(fd, file, size) || file != StateFile::get().identity()) return Unknown;
+  out_identity = ::lseek(fd, 0, SEEK_CUR);
+  out_physical = StateFile::pool_device(out_identity);
+  if (out_physical < 0) return Unknown;
+  return visible_device(out_physical) >= 0 ? Success : InvalidDevice;
 }
 
-// Unknown, as for VMM memory, for a file that is no pool of this machine.
-CuResult read_card(int fd, FileIdentity& out_identity, int& out_physical) {
-  Card card = {};
-  std::size_t size = 0;
-  if (!identify(fd, out_identity, size) || size != sizeof card || ::fcntl(fd, F_GET_SEALS) != kSeals) return Unknown;
-  if (::pread(fd, &card, sizeof card, 0) != static_cast<ssize_t>(sizeof card)) return Unknown;
-  if (std::memcmp(card.magic, kCardMagic, sizeof kCardMagic) != 0) return Unknown;
-  if (card.machine != StateFile::get().identity()) return Unknown;
-  out_physical = card.physical;
-  return visible_device(out_physical) >= 0 ? Success : InvalidDevice;
+// As long as this process lives the device has not back what the pool lent (fact P8), unless the pool is its own, which was not
+// measured.
+void keep_imported(off_t identity) {
+  for (const PoolRef& pool : all_pools()) {
+    if (pool->origin == PoolState::Origin::Created && pool->identity() == identity) return;
+  }
+  StateFile& file = StateFile::get();
+  const StateFile::Guard guard(file);
+  file.hold(identity);
 }
 
 // Two threads that import one pointer get one mapping.
@@ -104,9 +97,14 @@ CuResult import_pointer(PoolState& pool, const PointerBytes& wanted, DevicePtr& 
 
 CuResult PoolState::export_to(int& out_fd) {
   const std::lock_guard lock(mutex_);
-  if (!card_) card_ = make_card(physical);
-  std::size_t size = 0;
-  if (!card_ || !identify(card_.get(), identity_, size)) return OperatingSystem;
+  if (!card_) {
+    StateFile& file = StateFile::get();
+    const StateFile::Guard guard(file);
+    const off_t byte = StateFile::pool_byte(++file.layout().pools, physical);
+    card_ = file.make_holder(byte);
+    if (!card_) return OperatingSystem;
+    identity_ = byte;
+  }
   const int copy = duplicate(card_.get());
   if (copy < 0) return OperatingSystem;
   out_fd = copy;
@@ -118,12 +116,12 @@ bool PoolState::exported() const {
   return static_cast<bool>(card_);
 }
 
-FileIdentity PoolState::identity() const {
+off_t PoolState::identity() const {
   const std::lock_guard lock(mutex_);
   return identity_;
 }
 
-void PoolState::set_identity(FileIdentity identity) {
+void PoolState::set_identity(off_t identity) {
   const std::lock_guard lock(mutex_);
   identity_ = identity;
 }
@@ -140,12 +138,13 @@ CuResult cuMemPoolExportToShareableHandle(void* shareable, Pool pool, int type, 
 CuResult cuMemPoolImportFromShareableHandle(Pool* pool, void* shareable, int type, unsigned long long flags) {
   if (pool == nullptr || type != HandlePosixFd || flags != 0) return InvalidValue;
   const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
-  FileIdentity identity;
+  off_t identity = 0;
   int physical = 0;
   if (const CuResult result = read_card(fd, identity, physical)) return result;
   const auto made = std::make_shared<PoolState>(PoolState::Origin::Imported, physical, HandleNone);
   made->set_identity(identity);
   add_pool(made);
+  keep_imported(identity);
   *pool = to_handle<Pool>(made->handle);
   return Success;
 }
@@ -156,6 +155,7 @@ CuResult cuMemPoolExportPointer(PoolPointer* shared, DevicePtr pointer) {
   PointerBytes bytes = {};
   std::memcpy(bytes.magic, kPointerMagic, sizeof kPointerMagic);
   bytes.pool = memory->pool().identity();
+  if (config().strands_exports) memory->chunk().bind_to_pool(bytes.pool); // fact P8
   bytes.name = name_file(memory->chunk().fd(), memory->chunk().file());
   bytes.bytes = memory->bytes();
   *shared = std::bit_cast<PoolPointer>(bytes);

@@ -14,7 +14,7 @@
 namespace gpuloan::sim {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x326d69736e616f6cU; // "loansim2"; the digit counts versions of the layout
+constexpr std::uint64_t kMagic = 0x336d69736e616f6cU; // "loansim3"; the digit counts versions of the layout
 constexpr off_t kMutexByte = off_t{1} << 43;
 constexpr off_t kFirstHeldByte = off_t{1} << 40;
 
@@ -113,6 +113,13 @@ void StateFile::drop(off_t byte) noexcept {
 
 bool StateFile::held(off_t byte) const noexcept {
   return counts_.contains(byte) || locked_by_others(fd_.get(), byte, 1);
+}
+
+Fd StateFile::make_holder(off_t byte) const {
+  Fd fd(::open(("/proc/self/fd/" + std::to_string(fd_.get())).c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd || ::lseek(fd.get(), byte, SEEK_SET) != byte) return Fd();
+  lock_byte(fd.get(), F_OFD_SETLK, F_RDLCK, byte);
+  return fd;
 }
 
 bool StateFile::held_by_others(off_t byte) const noexcept { return locked_by_others(fd_.get(), byte, 1); }

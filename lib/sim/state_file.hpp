@@ -45,6 +45,7 @@ struct AllocationEntry {
   std::uint64_t size;
   std::uint64_t dev; // of the memfd
   std::uint64_t ino;
+  off_t pool; // pool_byte() of the pool that a pointer of it was exported from, else 0: it is taken as long as that is held (P8)
 };
 
 struct EventEntry {
@@ -71,6 +72,7 @@ struct StateLayout {
   std::uint64_t magic;
   std::uint64_t allocation_limit; // entries at and above were never used
   std::uint64_t event_limit;
+  std::uint64_t pools; // that were exported so far
   AllocationEntry allocations[kMaxAllocations];
   EventEntry events[kMaxEvents];
   std::uint64_t claim_limit; // entries at and above were never used
@@ -105,11 +107,18 @@ class StateFile {
   void hold(off_t byte);
   void drop(off_t byte) noexcept;
   [[nodiscard]] bool held(off_t byte) const noexcept; // by anyone
+  // Another description of the file, at offset `byte`, that holds that byte: until its last duplicate is closed, wherever that is.
+  [[nodiscard]] Fd make_holder(off_t byte) const;
   [[nodiscard]] bool held_by_others(off_t byte) const noexcept;
 
   [[nodiscard]] static off_t allocation_byte(std::uint32_t id) noexcept { return (off_t{1} << 40) + id; }
   [[nodiscard]] static off_t event_byte(std::uint32_t slot) noexcept { return (off_t{1} << 41) + slot; }
   [[nodiscard]] static off_t event_creator_byte(std::uint32_t slot) noexcept { return (off_t{1} << 42) + slot; }
+  [[nodiscard]] static off_t pool_byte(std::uint64_t number, int physical) noexcept {
+    return (off_t{5} << 40) + static_cast<off_t>(number) * 8 + physical;
+  }
+  // The device of such a byte; -1 of another.
+  [[nodiscard]] static int pool_device(off_t byte) noexcept { return byte >= off_t{5} << 40 && byte < off_t{6} << 40 ? static_cast<int>(byte % 8) : -1; }
   [[nodiscard]] static off_t context_byte(int physical) noexcept { return (off_t{3} << 41) + physical; }
 
  private:

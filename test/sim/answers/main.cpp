@@ -76,7 +76,7 @@ constexpr Section kSections[] = {
     {"legacy", ask_legacy},
     {"pools", ask_pools},
     {"pool-import", ask_pool_import},
-    {"stranded", ask_stranded, false},
+    {"stranded", ask_stranded},
 };
 
 void load(const char* path) {

@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <string>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ namespace answers {
 namespace {
 
 constexpr std::size_t kBytes = 256 * kMiB;
-constexpr long long kNear = 16; // MiB that do not count: contexts grow a little
+constexpr long long kNear = 16; // MiB that do not count, contexts grow a little: answers are in multiples of twice that
 constexpr int kSettleMs = 200;  // a dead process's memory was seen to be back after 101
 
 enum class Peer { None, Mapped, LetGo, Dead };
@@ -211,9 +212,6 @@ long long missing(Actor& observer, long long before) {
 }
 
 void ask_row(Actor& observer, const Row& row) {
-  char name[64];
-  std::snprintf(name, sizeof name, "fd %-6s pointer %-8s peer %-6s", row.keeps_fd ? "open" : "closed", row.pointer ? "exported" : "no",
-                kPeerNames[static_cast<int>(row.peer)]);
   const std::array<int, 2> link = make_pair();
   const long long at_first = observer.ask();
   Actor owner([&](int end) {
@@ -241,9 +239,12 @@ void ask_row(Actor& observer, const Row& row) {
   importer.end();
   owner.end();
   gone[4] = missing(observer, at_first);
-  if (bad < 0) std::printf("stranded %s stopped\n", name);
-  else std::printf("stranded %s lent %lld trimmed %lld destroyed %lld closed %lld ended %lld\n", name, gone[0], gone[1], gone[2], gone[3], gone[4]);
-  std::fflush(stdout);
+  constexpr const char* kSteps[] = {"lent", "trimmed", "destroyed", "closed", "ended"};
+  for (std::size_t step = 0; step < gone.size(); ++step) {
+    const std::string name = std::string(row.keeps_fd ? "fd-open" : "fd-closed") + (row.pointer ? ".pointer-exported" : ".no-pointer") + ".peer-" +
+                             kPeerNames[static_cast<int>(row.peer)] + "." + kSteps[step];
+    say(name.c_str(), bad < 0 ? -1 : (gone[step] + kNear) / (2 * kNear) * (2 * kNear));
+  }
 }
 
 } // namespace
