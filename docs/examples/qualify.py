@@ -11,12 +11,18 @@ at last. Prints TAP, a row for each rung and case; exits with 0, or with 1 and t
 Without a GPU: GPULOAN_DRIVER=sim. Put it where new patch releases of pinned frameworks are tried."""
 import ctypes
 import importlib
+import importlib.util
 import os
 import signal
 import struct
 import sys
 
-import gpuloan
+if sys.argv[1:2] == ["--worker"]:  # the parent's gpuloan.py, and nothing else of the folder it is in: that may have another framework
+    _spec = importlib.util.spec_from_file_location("gpuloan", sys.argv[3])
+    gpuloan = sys.modules["gpuloan"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(gpuloan)
+else:
+    import gpuloan
 
 TIMEOUT = 30
 RUNGS = ("vmm", "ipc", "host")
@@ -230,9 +236,14 @@ class Battery:
             return ""
         return "no error"
 
+    @staticmethod
+    def environment():
+        """This process' without PYTHONPATH, which may lead to the parent's framework."""
+        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
     def rung(self, rung):
         with gpuloan.Exporter(rungs=(rung,)) as self.parent:
-            self.peer = self.parent.spawn(self.command, env=dict(os.environ, PYTHONPATH=os.path.dirname(gpuloan.__file__)), timeout=TIMEOUT)
+            self.peer = self.parent.spawn(self.command, env=self.environment(), timeout=TIMEOUT)
             own = rung == "ipc"  # the arena's memory is none that this rung carries
             for dtype in ITEMSIZE:
                 self.attempt(rung, f"{dtype}, 5000 elements", lambda: self.case(dtype, 5000, own=own))
@@ -251,7 +262,7 @@ class Battery:
 def main(arguments):
     ours = memory()
     python, name = arguments[0], arguments[1] if len(arguments) > 1 else "any"
-    battery = Battery([python, os.path.abspath(__file__), "--worker", name], ours)
+    battery = Battery([python, os.path.abspath(__file__), "--worker", name, os.path.abspath(gpuloan.__file__)], ours)
     print(f"TAP version 13\n# parent: {ours.name}; worker: {python}, {name}", flush=True)
     for rung in RUNGS:
         try:
