@@ -151,6 +151,8 @@ def _rung_mask(value: Any) -> int:
 
 
 def _policy(value: Any) -> int:
+    if isinstance(value, str) and value not in ("best", "zero_copy", "require_zero_copy"):
+        raise _invalid(f"policy is {value!r}; it has to be 'best' or 'zero_copy'")
     return int(Policy.REQUIRE_ZERO_COPY) if value == "zero_copy" else _number(Policy, value, "policy")
 
 
@@ -745,6 +747,9 @@ def _source(tensor: Any, stream: int) -> _Source:
     if source is None:
         if hasattr(tensor, "__array_interface__"):
             raise _on_cpu(tensor)
+        if _buffer_of(tensor) is not None:
+            raise _invalid(f"the {type(tensor).__name__} is in CPU memory, and only device memory is lent: make a tensor on the GPU of it, "
+                           "or pass it as user, which takes up to 4096 bytes")
         raise _invalid(f"{type(tensor).__name__} is no tensor: it has neither data_ptr nor __cuda_array_interface__ nor __dlpack__")
     return source
 
@@ -790,6 +795,12 @@ def _pack(layout: _Layout) -> bytes:
         raise _invalid(f"the shape takes {len(data) - len(layout.user)} bytes and user {len(layout.user)} of the {_METADATA_MAX} that "
                        "there are: make user shorter, and send the rest some other way")
     return data
+
+
+def _user_bytes(user: Any) -> bytes:
+    if isinstance(user, (str, int)):  # bytes() would refuse the one without saying how, and take the other for a length
+        raise _invalid(f"user is {user!r}, and has to be bytes: user=str(...).encode()")
+    return bytes(user)
 
 
 def _unpack(data: bytes, total: int) -> _Layout:
@@ -1053,7 +1064,10 @@ class _Deadline:
     """A timeout in seconds, or None for none, cut into the library's slices."""
 
     def __init__(self, timeout: Optional[float]) -> None:
-        self._end = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._end = None if timeout is None else time.monotonic() + timeout
+        except TypeError:
+            raise _invalid(f"timeout is {timeout!r}, and has to be seconds, or None for no limit") from None
 
     def left(self) -> float:
         """Seconds that are left, at most one slice."""
@@ -1525,13 +1539,15 @@ class Peer:
 
         The first loan of a kind to a worker waits for a proof that it arrives intact, about 2 s at most.
         """
+        if self._hold.handle is None:
+            raise _error(_STATE, "this worker's connection was closed by close(): spawn() another")
         wanted = _number(Access, access, "access")
         order = _stream_of(stream, tensor, self._context.device)
         source = _source(tensor, order)
         if source.host:
             raise _invalid("the array is in host memory that no device sees, and only device memory is lent: copy it to the GPU first")
         _check_layout(source, wanted)
-        metadata = _pack(_Layout(source.kind, source.shape, source.strides, 0, bytes(user)))
+        metadata = _pack(_Layout(source.kind, source.shape, source.strides, 0, _user_bytes(user)))
         exporter = self._exporter
         exporter._tidy()
         options = _LendOptions(access=wanted, policy=_policy(policy), rungs=_rung_mask(rungs), gate=_number(Gate, gate, "gate"),
@@ -1723,7 +1739,9 @@ class Exporter:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
                 if process.returncode is not None:
-                    found = _error(found.status, f"the worker ended with {process.returncode} before its handshake was over: {found}")
+                    found = _error(found.status, f"the worker ended with {process.returncode} before its handshake was over: {found}. "
+                                   "What it wrote to stderr says why; it has to import gpuloan (PYTHONPATH, GPULOAN_LIBRARY, also where "
+                                   "env= is given) and to call gpuloan.worker()")
             raise found
         assert isinstance(found, Peer)
         return found
@@ -2046,6 +2064,7 @@ class Borrowed(_LoanBase):
         self._worker = worker
         self._array: Optional[DeviceArray] = None
         self._user: Optional[bytes] = None
+        self._over_by = ""  # what ended the last turn
 
     def _acquire(self, timeout: Optional[float]) -> DeviceArray:
         view = _View()
@@ -2083,15 +2102,20 @@ class Borrowed(_LoanBase):
     def done(self, stream: Any = None) -> None:
         """Gives it back behind the work now in `stream` (None: the framework's current one, else the legacy default stream); the
         memory must not be used any more. Does not wait. An error when it was not acquired, or is done already."""
+        if self._over_by and self._hold.turn == 0:
+            raise _error(_STATE, f"{self._over_by}() was said of this loan already")
         order = _stream_of(stream, None, self._context.device)
         if stream is None and order == STREAM_LEGACY and self._array is not None and self._array._on_host and not self._array._pointer:
             order = STREAM_CPU or 0
         self._context.call(_lib.gpuloan_loan_done, self._hold.handle, order)
+        self._over_by = "done"
         self._over()
 
     def fail(self, reason: str = "") -> None:
         """Gives it back and tells the parent that the work failed, and why."""
         self._context.call(_lib.gpuloan_loan_fail, self._hold.handle, reason.encode())
+        self._worker._failed.append(self._hold)
+        self._over_by = self._over_by or "fail"
         self._over()
 
     def _over(self) -> None:
@@ -2130,6 +2154,7 @@ class Worker:
         self._lost: Optional[Tuple[int, str]] = None
         self._timeout = timeout
         self._hold: Optional[_Hold] = None
+        self._failed: Deque[_Hold] = collections.deque(maxlen=64)  # the last loans that failed
         _closers.add(self)
 
     def _connect(self, function: Any, *arguments: Any) -> Worker:
@@ -2149,15 +2174,16 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection: open loans go back to the parent, arrays cannot be used any more. Closing twice is fine."""
+        """Ends the connection: open loans go back to the parent, arrays cannot be used any more. Waits a second at most until the
+        parent is told why a loan failed. Closing twice is fine."""
+        end = time.monotonic() + 1
+        while self._failed and self._context.pid == os.getpid():
+            with contextlib.suppress(Error, IndexError):
+                self._context.wait(max(end - time.monotonic(), 0), _lib.gpuloan_loan_wait_end, self._failed.popleft().handle)
         self._context.close()
 
     def __iter__(self) -> Iterator[Borrowed]:
-        while True:
-            loan = self.next_loan()
-            if loan is None:
-                return
-            yield loan
+        yield from iter(self.next_loan, None)  # a loop with a variable would keep each loan until the next one comes
 
     def _drain(self) -> None:
         while self._take(0):
@@ -2196,13 +2222,14 @@ class Worker:
 
         shape: of the result, which is contiguous (an integer: one dimension). dtype: a name, or a framework's dtype. user: bytes for the
         parent, with the shape at most 4096. onward: the parent will lend it on to others, without a copy. alignment: bytes, a power of
-        two up to 2 MiB; 0: 256. memory: "host" for memory of the CPU. Raises LoanError when it was denied, with the parent's reason.
+        two up to 2 MiB; 0: 256. memory: "host" to see it as memory of the CPU; the parent's result is device memory where it has a
+        device. Raises LoanError when it was denied, with the parent's reason.
         """
         kind = _type_of(dtype)
         extents = (int(shape),) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
         if any(extent < 0 for extent in extents):
             raise _invalid(f"shape {extents} has a negative extent")
-        metadata = _pack(_Layout(kind, extents, _contiguous_strides(extents), 0, bytes(user)))
+        metadata = _pack(_Layout(kind, extents, _contiguous_strides(extents), 0, _user_bytes(user)))
         options = _RequestOptions(bytes=_count(extents) * kind.itemsize, alignment=alignment, onward=onward,
                                   memory=_number(Memory, memory, "memory"), metadata=metadata, metadata_bytes=len(metadata))
         if self._hold is None:
