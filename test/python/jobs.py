@@ -84,6 +84,20 @@ def failing_loan(peer):
         loan.fail("cannot read this")
 
 
+def raises(peer):
+    """An exception in a job ends the program."""
+    for loan in peer:
+        with loan:
+            raise RuntimeError("the lamp is out")
+
+
+def forgets(peer):
+    """Acquires its loans and says nothing of them."""
+    for loan in peer:
+        loan.tensor
+        del loan
+
+
 def many(peer, count="1000", bytes_="4096"):
     for number in range(int(count)):
         with peer.request(int(bytes_), "uint8", user=str(number).encode()) as out:

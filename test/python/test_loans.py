@@ -78,6 +78,25 @@ class Outcomes(Case):
         with self.refused(gpuloan.LoanError, "cannot read this"):
             loan.wait(PATIENCE)
 
+    def test_reason_of_an_exception_that_ends_the_worker(self):
+        loan = self.spawn("raises").lend(fakes.Torch("uint8", (3,), b"abc"))
+        with self.refused(gpuloan.LoanError, "RuntimeError", "the lamp is out"):
+            loan.wait(PATIENCE)
+
+    def test_dropped_loan_is_returned(self):
+        loan = self.spawn("forgets").lend(fakes.Torch("uint8", (3,), b"abc"))
+        with self.refused(gpuloan.LoanError) as caught:
+            loan.wait(PATIENCE)
+        self.assertEqual(caught.error.name, "GPULOAN_ERR_RETURNED")
+
+    def test_arguments_that_are_none(self):
+        peer = self.spawn("mirror")
+        tensor = fakes.Torch("uint8", (3,), b"abc")
+        for words, arguments, options in ((["CPU memory", "user"], [b"abc"], {}), (["has to be bytes"], [tensor], {"user": "text"}),
+                                          (["zero_copy"], [tensor], {"policy": "zero-copy"})):
+            with self.refused(gpuloan.CallError, *words):
+                peer.lend(*arguments, **options)
+
     def test_busy(self):
         peer = self.spawn("hold")
         tensor = fakes.Torch("uint8", (3,), b"abc")
