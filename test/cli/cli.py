@@ -14,7 +14,7 @@ import unittest
 EXE = os.environ["GPULOAN_TEST_EXE"]
 SIM = os.environ["GPULOAN_TEST_SIM"]
 # Sanitizers and a busy machine make everything slower; a limit only has to end a hang.
-PATIENCE = 120
+PATIENCE = 480 if os.environ.get("GPULOAN_TEST_SANITIZED") else 120
 
 EXIT = {
     "ok": 0, "loan-failed": 1, "usage": 2, "timeout": 3, "no-driver": 4, "peer-lost": 5, "key-refused": 6,

@@ -231,15 +231,15 @@ TEST_CASE("a stream that is stuck is waited for once and for a second; its memor
 
 TEST_CASE("memory that comes back is there for the next block at once") {
   Machine machine;
-  machine.set("GPULOAN_SIM_MEMORY_MIB", "64");
+  machine.set("GPULOAN_SIM_MEMORY_MIB", "16");
   in_child([] {
     const Driver& cuda = start_logged();
     const Stream stream = make_stream();
     for (int round = 0; round < 20; ++round) {
-      void* block = gpuloan_torch_malloc(60 * kMiB, 0, stream);
+      void* block = gpuloan_torch_malloc(12 * kMiB, 0, stream);
       REQUIRE(block != nullptr);
-      REQUIRE(cuda.cuMemsetD32Async(address(block), 1, 60 * kMiB / 4, stream) == Success);
-      gpuloan_torch_free(block, 60 * kMiB, 0, stream);
+      REQUIRE(cuda.cuMemsetD32Async(address(block), 1, 12 * kMiB / 4, stream) == Success);
+      gpuloan_torch_free(block, 12 * kMiB, 0, stream);
     }
     check_nothing_left();
   });
