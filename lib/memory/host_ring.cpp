@@ -115,13 +115,13 @@ Result<void> RingSource::fill_slots() {
 Result<void> RingSource::pump(Progress& progress) {
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
-  progress.filled.reserve(copying_.size()); // before anything is over: what is not told would be waited for
-  progress.complete.reserve(copying_.size());
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
     auto complete = ring_.copied(copy.piece.slot);
     if (!complete) return forward(std::move(complete.error()));
     if (!*complete) break;
+    progress.filled.reserve(copying_.size()); // for all that may follow, before the first is over: what is not told would be waited for
+    progress.complete.reserve(copying_.size());
     slots_[copy.piece.slot] = copy.forgotten ? SlotState::Free : SlotState::Full;
     if (!copy.forgotten) {
       progress.filled.push_back(copy.piece);
@@ -179,8 +179,6 @@ bool RingSink::in_flight(std::uint64_t loan) const noexcept {
 Result<void> RingSink::pump(Progress& progress) {
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
-  progress.drained.reserve(copying_.size()); // as above
-  progress.landed.reserve(copying_.size());
   while (!copying_.empty()) {
     const Copying& copy = copying_.front();
     if (!copy.unread) {
@@ -188,6 +186,8 @@ Result<void> RingSink::pump(Progress& progress) {
       if (!complete) return forward(std::move(complete.error()));
       if (!*complete) break;
     }
+    progress.drained.reserve(copying_.size()); // as in the source's
+    progress.landed.reserve(copying_.size());
     busy_[copy.piece.slot] = false;
     progress.drained.push_back(copy.piece.slot);
     if (const auto it = expected_.find(copy.piece.loan); !copy.unread && it != expected_.end() && it->second.turn == copy.piece.turn) {
