@@ -54,6 +54,9 @@ class Driver {
     if (code == Success) [[likely]] return {};
     return std::unexpected(error(function, code));
   }
+  // The answer of a query: true: the work is over; false: it is not, or the driver did not say; the error, where the work ended with its
+  // context. Any other code says nothing of the work, so what it uses must not be given back yet.
+  [[nodiscard]] Result<bool> over(const char* function, CuResult code) const;
 
  private:
   friend class Loader;

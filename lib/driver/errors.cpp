@@ -5,6 +5,10 @@
 #include <driver/lifetime.hpp>
 #include <driver/loader.hpp>
 
+#include <base/log.hpp>
+
+#include <atomic>
+
 namespace gpuloan::driver {
 namespace {
 
@@ -75,6 +79,9 @@ bool is_sticky(CuResult code) noexcept {
   }
 }
 
+// After these no work of the context runs any more: it failed, or it was destroyed.
+bool ends_work(CuResult code) noexcept { return is_sticky(code) || code == InvalidContext || code == InvalidHandle || code == Deinitialized; }
+
 bool is_capture(CuResult code) noexcept { return code >= StreamCaptureUnsupported && code <= StreamCaptureWrongThread; }
 
 gpuloan_status status_of(CuResult code) noexcept {
@@ -116,6 +123,17 @@ std::string code_text(const Driver& driver, CuResult code) {
   std::string sentence = std::string(name != nullptr ? name : fallback_name(code)) + " (" + std::to_string(code) + ")";
   if (text != nullptr) sentence += ": " + std::string(text);
   return sentence;
+}
+
+Result<bool> Driver::over(const char* function, CuResult code) const {
+  if (code == Success) [[likely]] return true;
+  if (code == NotReady) return false;
+  if (ends_work(code)) return std::unexpected(error(function, code));
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) {
+    GPULOAN_LOG(GPULOAN_LOG_WARNING, "the driver does not say whether work is over; it is asked again until it does: " + error(function, code).text);
+  }
+  return false;
 }
 
 Error Driver::error(const char* function, CuResult code) const {

@@ -103,14 +103,20 @@ Gpu::Scope::Scope(Gpu& gpu) : gpu_(gpu), ok_(check_calls_allowed()) {
   }
   Context current = nullptr;
   if (driver.call.cuCtxGetCurrent(&current) != Success || current != *context) {
-    ok_ = GPULOAN_CU(driver, cuCtxPushCurrent, *context);
+    code_ = driver.call.cuCtxPushCurrent(*context);
+    ok_ = driver.check("cuCtxPushCurrent", code_);
     pushed_ = ok_.has_value();
   }
   if (ok_ && driver.call.cuThreadExchangeStreamCaptureMode != nullptr) {
-    const CuResult code = driver.call.cuThreadExchangeStreamCaptureMode(&mode_);
-    mode_set_ = code == Success;
-    if (code != NotSupported) ok_ = driver.check("cuThreadExchangeStreamCaptureMode", code); // else there are no modes to mind
+    code_ = driver.call.cuThreadExchangeStreamCaptureMode(&mode_);
+    mode_set_ = code_ == Success;
+    if (code_ != NotSupported) ok_ = driver.check("cuThreadExchangeStreamCaptureMode", code_); // else there are no modes to mind
   }
+}
+
+Result<bool> Gpu::Scope::over() const {
+  if (gpu_.driver_->over("entering the context", code_)) return false;
+  return forward(Error(ok_.error()));
 }
 
 Gpu::Scope::~Scope() {

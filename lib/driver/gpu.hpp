@@ -70,10 +70,13 @@ class Gpu {
     Scope& operator=(const Scope&) = delete;
     ~Scope();
     [[nodiscard]] const Result<void>& ok() const noexcept { return ok_; }
+    // As Driver::over(): where !ok(), what that says of the context's work.
+    [[nodiscard]] Result<bool> over() const;
 
    private:
     Gpu& gpu_;
     Result<void> ok_;
+    CuResult code_ = Deinitialized; // of the call that failed; this one where none was made
     int mode_ = CaptureRelaxed;
     bool pushed_ = false, mode_set_ = false;
   };

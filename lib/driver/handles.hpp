@@ -22,6 +22,7 @@ class OwnedStream {
   ~OwnedStream();
   [[nodiscard]] Stream get() const noexcept { return stream_; }
   [[nodiscard]] explicit operator bool() const noexcept { return stream_ != nullptr; }
+  [[nodiscard]] Result<bool> query() const; // as Driver::over(), of all that is in it
 
  private:
   std::shared_ptr<Gpu> gpu_;
@@ -41,7 +42,7 @@ class OwnedEvent {
   [[nodiscard]] explicit operator bool() const noexcept { return event_ != nullptr; }
   [[nodiscard]] Result<IpcEventHandle> ipc_handle() const;
   [[nodiscard]] Result<void> record(Stream stream) const;
-  // true: everything recorded is complete (also when nothing was ever recorded: S11).
+  // As Driver::over(), of everything recorded; true also when nothing was ever recorded (S11).
   [[nodiscard]] Result<bool> query() const;
   // Sleeps until everything recorded is complete. Only for work that nothing but this process can hold up.
   [[nodiscard]] Result<void> synchronize() const;

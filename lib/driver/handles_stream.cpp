@@ -35,6 +35,12 @@ OwnedStream::~OwnedStream() {
   if (scope.ok()) gpu_->driver().call.cuStreamDestroy(stream_);
 }
 
+Result<bool> OwnedStream::query() const {
+  const Gpu::Scope scope(*gpu_);
+  if (!scope.ok()) return scope.over();
+  return gpu_->driver().over("cuStreamQuery", gpu_->driver().call.cuStreamQuery(stream_));
+}
+
 Result<OwnedEvent> OwnedEvent::create(std::shared_ptr<Gpu> gpu, unsigned flags) {
   if ((flags & EventInterprocess) != 0) GPULOAN_TRY(require(gpu->driver(), Group::IpcEvents));
   const Gpu::Scope scope(*gpu);
@@ -92,11 +98,8 @@ Result<void> OwnedEvent::record(Stream stream) const {
 
 Result<bool> OwnedEvent::query() const {
   const Gpu::Scope scope(*gpu_);
-  GPULOAN_TRY(scope.ok());
-  const CuResult code = gpu_->driver().call.cuEventQuery(event_);
-  if (code == NotReady) return false;
-  GPULOAN_TRY(gpu_->driver().check("cuEventQuery", code));
-  return true;
+  if (!scope.ok()) return scope.over();
+  return gpu_->driver().over("cuEventQuery", gpu_->driver().call.cuEventQuery(event_));
 }
 
 Result<void> OwnedEvent::synchronize() const {

@@ -17,8 +17,8 @@ namespace {
   if (written != nullptr) {
     auto event = OwnedEvent::create(shared, cuda::EventDisableTiming);
     if (!event) return forward(std::move(event.error()));
+    GPULOAN_TRY(record_or_wait(gpu, *event, stream));
     *written = std::move(*event);
-    GPULOAN_TRY(written->record(stream));
   }
   return Posted::Queued;
 }
@@ -46,6 +46,12 @@ Result<void> refuse_capture(Gpu& gpu, Stream stream) {
 
 bool is_idle(Gpu& gpu, Stream stream) noexcept {
   return !is_legacy(stream) && gpu.driver().call.cuStreamQuery(stream) == cuda::Success;
+}
+
+Result<void> record_or_wait(Gpu& gpu, const OwnedEvent& event, Stream stream) {
+  auto recorded = event.record(stream);
+  if (!recorded) static_cast<void>(gpu.driver().call.cuStreamSynchronize(stream));
+  return recorded;
 }
 
 Result<void> join(const std::shared_ptr<Gpu>& gpu, Stream stream, std::span<const Stream> others) {

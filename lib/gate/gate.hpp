@@ -28,6 +28,9 @@ using Stream = cuda::Stream;
 [[nodiscard]] Result<void> refuse_capture(Gpu& gpu, Stream stream);
 // True when the stream has no unfinished work. Not for the legacy stream: it is never called idle.
 [[nodiscard]] bool is_idle(Gpu& gpu, Stream stream) noexcept;
+// Records `event` behind what was just queued in `stream`. Where the driver refuses, that is waited for before the error is returned:
+// the caller undoes the rest, and nothing may come late.
+[[nodiscard]] Result<void> record_or_wait(Gpu& gpu, const OwnedEvent& event, Stream stream);
 // Makes `stream` wait for what is now in `others` (local events only).
 [[nodiscard]] Result<void> join(const std::shared_ptr<Gpu>& gpu, Stream stream, std::span<const Stream> others);
 

@@ -24,7 +24,13 @@ Result<void> sleep_on(const driver::OwnedEvent& event, std::uint64_t spin_ns) {
     if (!over) return forward(std::move(over.error()));
     if (*over) return {};
   } while (now_ns() < spin_until);
-  return event.synchronize();
+  if (event.synchronize()) return {};
+  while (true) { // a driver that does not sleep
+    auto over = event.query();
+    if (!over) return forward(std::move(over.error()));
+    if (*over) return {};
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 // Complete, or failed.

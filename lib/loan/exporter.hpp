@@ -171,7 +171,7 @@ class ExporterPeer : public Peer {
   std::uint64_t seal_at_ns = 0, seal_pause_ns = 0;
   bool sweeping = false;      // freed bytes wait for streams
   bool loss_reported = false; // PEER_LOST was pushed
-  bool copies_broken = false; // the driver failed a copy of ours: nothing of it is waited for, and the rings are not used again
+  bool copies_broken = false; // the driver failed a copy of ours: the rings are not used again
   Error copies_error;         // then
   std::vector<std::weak_ptr<ExportLoan>> retired; // ended with the peer, their regions may still live
   std::vector<std::shared_ptr<ReleaseCall>> released; // at the end of the context, behind our own copies
@@ -199,7 +199,7 @@ class ExporterPeer : public Peer {
   // by calls that wait for the whole CUDA context.
   void release_memory(bool with_arena) noexcept;
   [[nodiscard]] bool copying() const noexcept {
-    return !copies_broken && ((to_importer && to_importer->busy()) || (from_importer && from_importer->busy()));
+    return (to_importer && to_importer->busy()) || (from_importer && from_importer->busy());
   }
 };
 

@@ -218,7 +218,7 @@ Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
     } else {
       GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, loan.staging->host(), loan.pointer, loan.bytes, stream));
     }
-    GPULOAN_TRY(event->record(stream));
+    GPULOAN_TRY(gate::record_or_wait(*gpu_, *event, stream));
     loan.reading = std::move(*event);
   }
   auto posted = gate::post(gpu_, stream, loan.ready_post(), &loan.ready_written);

@@ -17,13 +17,10 @@ bool Exporter::copies_pending(ExportLoan& loan) {
     const auto over = loan.unpinned_landing->query();
     return over && !*over;
   }
-  if (peer.copies_broken) { // a copy that a thread makes may still go on
-    return loan.carrier == Carrier::Ring && ((peer.to_importer && peer.to_importer->ring().working()) || (peer.from_importer && peer.from_importer->ring().working()));
-  }
   if (loan.staged()) {
     const driver::OwnedEvent& copy = loan.landing ? loan.landed : loan.reading;
-    if (!copy) return false;
-    const auto over = copy.query();
+    if (!copy && !loan.landing) return false;
+    const auto over = copy ? copy.query() : peer.copy_stream.query();
     return over && !*over;
   }
   if (loan.carrier != Carrier::Ring) return false;
@@ -55,10 +52,10 @@ Result<bool> Exporter::landed(ExportLoan& loan) {
     } else {
       GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, loan.pointer, loan.staging->host(), loan.bytes, stream));
     }
-    GPULOAN_TRY(event->record(stream));
-    loan.landed = std::move(*event);
     loan.landing = true;
     request_tick();
+    GPULOAN_TRY(event->record(stream));
+    loan.landed = std::move(*event);
   }
   return loan.landed.query();
 }
@@ -229,6 +226,8 @@ void Exporter::pump(ExporterPeer& peer) try {
   Result<void> moved = peer.to_importer ? peer.to_importer->pump(source) : Result<void>();
   if (moved && peer.from_importer) moved = peer.from_importer->pump(sink);
   if (!moved) {
+    if (peer.to_importer) peer.to_importer->ring().give_up();
+    if (peer.from_importer) peer.from_importer->ring().give_up();
     peer.copies_broken = true;
     peer.copies_error = std::move(moved.error());
     GPULOAN_LOG(GPULOAN_LOG_ERROR, "the host rung's copies failed: " + peer.copies_error.text);

@@ -211,6 +211,10 @@ void Importer::pump(ImporterPeer& peer) try {
   });
   if (!sink.landed.empty()) notify();
   dispose(std::move(trash));
+  if (!moved) {
+    if (peer.to_exporter) peer.to_exporter->ring().give_up();
+    if (peer.from_exporter) peer.from_exporter->ring().give_up();
+  }
   if (!moved && !peer.lost) { // without a working device the connection is worth nothing
     const auto it = peers_.find(peer.tag);
     if (it != peers_.end()) lose(it->second, std::move(moved.error()));

@@ -64,7 +64,7 @@ Result<void> HostRing::copy_out(std::uint32_t index, cuda::DevicePtr from, std::
     return {};
   }
   GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyDtoHAsync, slot(index), from, bytes, stream()));
-  return events_[index].record(stream());
+  return started(index);
 }
 
 Result<void> HostRing::copy_in(std::uint32_t index, cuda::DevicePtr to, std::uint64_t bytes) {
@@ -75,10 +75,25 @@ Result<void> HostRing::copy_in(std::uint32_t index, cuda::DevicePtr to, std::uin
     return {};
   }
   GPULOAN_TRY(GPULOAN_CU(gpu_->driver(), cuMemcpyHtoDAsync, to, slot(index), bytes, stream()));
-  return events_[index].record(stream());
+  return started(index);
+}
+
+Result<void> HostRing::started(std::uint32_t index) {
+  auto recorded = events_[index].record(stream());
+  if (!recorded) give_up();
+  return recorded;
 }
 
 Result<bool> HostRing::copied(std::uint32_t index) const { return unpinned_ ? copies_[index]->query() : events_[index].query(); }
+
+bool HostRing::quiet() const noexcept try {
+  if (unpinned_) return !unpinned_->busy();
+  if (!stream_) return true;
+  const auto over = stream_.query();
+  return !over || *over;
+} catch (const std::bad_alloc&) { // of the error's text: asked again
+  return false;
+}
 
 // ---- Source -------------------------------------------------------------------------------------------------------
 
@@ -113,6 +128,7 @@ Result<void> RingSource::fill_slots() {
 }
 
 Result<void> RingSource::pump(Progress& progress) {
+  if (ring_.given_up()) return {};
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
   while (!copying_.empty()) {
@@ -133,6 +149,7 @@ Result<void> RingSource::pump(Progress& progress) {
 }
 
 bool RingSource::in_flight(std::uint64_t loan) const noexcept {
+  if (ring_.given_up()) return copying();
   return std::any_of(copying_.begin(), copying_.end(), [loan](const Copying& copy) { return copy.piece.loan == loan; });
 }
 
@@ -173,10 +190,12 @@ bool RingSink::landed(std::uint64_t loan, std::uint32_t turn) const noexcept {
 }
 
 bool RingSink::in_flight(std::uint64_t loan) const noexcept {
+  if (ring_.given_up()) return copying();
   return std::any_of(copying_.begin(), copying_.end(), [loan](const Copying& copy) { return copy.piece.loan == loan && !copy.unread; });
 }
 
 Result<void> RingSink::pump(Progress& progress) {
+  if (ring_.given_up()) return {};
   driver::Gpu::Scope scope(ring_.gpu());
   if (!scope.ok()) return scope.ok();
   while (!copying_.empty()) {
@@ -209,7 +228,7 @@ bool drain(End* end) noexcept {
   while (end != nullptr && end->copying()) {
     typename End::Progress ignored;
     if (!driver::calls_allowed() || deadline.passed()) return false;
-    if (!end->pump(ignored) && !end->ring().working()) return true; // the driver has failed: nothing copies any more
+    if (!end->pump(ignored)) end->ring().give_up();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;

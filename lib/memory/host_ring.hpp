@@ -46,7 +46,10 @@ class HostRing {
   [[nodiscard]] driver::OwnedStream take_stream() noexcept { return std::move(stream_); }
   [[nodiscard]] driver::Gpu& gpu() const noexcept { return *gpu_; }
   [[nodiscard]] bool pinned() const noexcept { return unpinned_ == nullptr; }
-  [[nodiscard]] bool working() const noexcept { return unpinned_ && unpinned_->busy(); } // its thread touches memory, whatever failed
+  // Once a copy has failed, or one has begun that no event tells of, no other is started, and only the stream tells when all are over.
+  void give_up() noexcept { given_up_ = true; }
+  [[nodiscard]] bool given_up() const noexcept { return given_up_; }
+  [[nodiscard]] bool quiet() const noexcept; // no copy runs
   // Starts the copy of a slot behind what is in the ring's stream now.
   [[nodiscard]] Result<void> copy_out(std::uint32_t slot, cuda::DevicePtr from, std::uint64_t bytes); // device to slot
   [[nodiscard]] Result<void> copy_in(std::uint32_t slot, cuda::DevicePtr to, std::uint64_t bytes);    // slot to device
@@ -55,6 +58,7 @@ class HostRing {
  private:
   [[nodiscard]] static Result<HostRing> open(std::shared_ptr<driver::Gpu> gpu, UniqueFd fd, std::uint64_t slot_bytes,
                                              std::uint32_t slots);
+  [[nodiscard]] Result<void> started(std::uint32_t slot);
   std::shared_ptr<driver::Gpu> gpu_;
   UniqueFd fd_;
   Mapping mapping_;
@@ -64,6 +68,7 @@ class HostRing {
   std::vector<std::shared_ptr<const UnpinnedCopy>> copies_; // by slot, where unpinned_
   std::unique_ptr<UnpinnedCopies> unpinned_;
   std::uint64_t slot_bytes_ = 0;
+  bool given_up_ = false;
 };
 
 struct Piece {
@@ -89,8 +94,8 @@ class RingSource {
     std::vector<Piece> complete; // whole transfers whose every copy is complete
   };
   [[nodiscard]] Result<void> pump(Progress& progress);
-  [[nodiscard]] bool busy() const noexcept { return !queue_.empty() || !copying_.empty(); }
-  [[nodiscard]] bool copying() const noexcept { return !copying_.empty(); }
+  [[nodiscard]] bool busy() const noexcept { return ring_.given_up() ? copying() : !queue_.empty() || copying(); }
+  [[nodiscard]] bool copying() const noexcept { return ring_.given_up() ? !ring_.quiet() : !copying_.empty(); }
   [[nodiscard]] bool in_flight(std::uint64_t loan) const noexcept; // a copy that reads its memory is not over
   [[nodiscard]] const HostRing& ring() const noexcept { return ring_; }
   [[nodiscard]] HostRing& ring() noexcept { return ring_; }
@@ -135,8 +140,8 @@ class RingSink {
     std::vector<Piece> landed;          // whole transfers that are in place
   };
   [[nodiscard]] Result<void> pump(Progress& progress);
-  [[nodiscard]] bool busy() const noexcept { return !copying_.empty(); }
-  [[nodiscard]] bool copying() const noexcept { return !copying_.empty(); }
+  [[nodiscard]] bool busy() const noexcept { return copying(); }
+  [[nodiscard]] bool copying() const noexcept { return ring_.given_up() ? !ring_.quiet() : !copying_.empty(); }
   [[nodiscard]] bool in_flight(std::uint64_t loan) const noexcept; // a copy that writes its memory is not over
   [[nodiscard]] const HostRing& ring() const noexcept { return ring_; }
   [[nodiscard]] HostRing& ring() noexcept { return ring_; }

@@ -190,8 +190,24 @@ TEST_CASE("events") {
     CHECK(opened->query().value());
     state().fail["cuEventQuery"] = NotReady;
     CHECK_FALSE(opened->query().value());
-    state().fail["cuEventQuery"] = LaunchFailed;
+    for (const CuResult code : {OutOfMemory, NotSupported, Unknown}) { // says nothing of the work
+      state().fail["cuEventQuery"] = code;
+      CHECK_FALSE(opened->query().value());
+    }
+    for (const CuResult code : {LaunchFailed, ContextIsDestroyed}) { // the work ended with its context
+      state().fail["cuEventQuery"] = code;
+      CHECK(opened->query().error().status == GPULOAN_ERR_DEVICE_LOST);
+    }
+    for (const CuResult code : {InvalidContext, InvalidHandle}) {
+      state().fail["cuEventQuery"] = code;
+      CHECK(opened->query().error().status == GPULOAN_ERR_DRIVER);
+    }
+    state().fail["cuEventQuery"] = Success;
+    state().fail["cuCtxPushCurrent"] = Unknown; // not asked at all
+    CHECK_FALSE(opened->query().value());
+    state().fail["cuCtxPushCurrent"] = ContextIsDestroyed;
     CHECK(opened->query().error().status == GPULOAN_ERR_DEVICE_LOST);
+    state().fail["cuCtxPushCurrent"] = Success;
   }
   CHECK(state().count("cuEventDestroy") == 2);
 }
