@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
 constexpr std::uint64_t kTickShare = 19; // at most a twentieth of the loop's time goes into looking
-constexpr std::size_t kRefusalsMax = 64; // events of refused connections that may wait: they need no key
+constexpr std::uint64_t kTickPauseMaxNs = 50'000'000; // it took long because others had the CPU, then
 constexpr std::uint64_t kRetryNs = 10'000'000; // of a turn that had no memory
 constexpr std::uint64_t kPidfdBit = 1; // a peer's tag is even; the tag of its pidfd is the next odd number
 
@@ -225,126 +225,6 @@ Result<void> Context::dispatch(std::uint32_t timeout_ms) {
   Lock lock(mutex_);
   turn_loop(lock, std::uint64_t{timeout_ms} * 1'000'000U);
   return {};
-}
-
-// ---- Events -------------------------------------------------------------------------------------------------------
-
-namespace {
-
-bool of_turn(const Event& event) noexcept { return event.type == GPULOAN_EVENT_LOAN_READY || event.type == GPULOAN_EVENT_LOAN_DONE; }
-
-} // namespace
-
-void Context::push_event(Event event) {
-  if (event.loan && !event.loan->handle.held()) return; // nobody could name it
-  if (of_turn(event) && std::exchange(event.loan->turn_event_queued, true)) return;
-  if (event.loan) ++event.loan->events_queued;
-  if (event.type == GPULOAN_EVENT_PEER_REFUSED &&
-      std::count_if(events_.begin(), events_.end(), [](const Event& other) { return other.type == GPULOAN_EVENT_PEER_REFUSED; }) >= static_cast<std::ptrdiff_t>(kRefusalsMax)) {
-    return;
-  }
-  try {
-    events_.push_back(std::move(event));
-  } catch (const std::bad_alloc&) { // nobody may wait for what is not told: the end of the connection is, as soon as there is memory
-    if (!event.peer || event.peer->lost) throw;
-    lose(event.peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
-  }
-  signal_events();
-  notify();
-}
-
-void Context::push_ended(const std::shared_ptr<Loan>& loan) noexcept {
-  try {
-    push_event({GPULOAN_EVENT_LOAN_ENDED, loan->outcome, loan->peer, loan, nullptr, loan->outcome_text});
-  } catch (const std::bad_alloc&) {
-    lose(loan->peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
-  }
-}
-
-void Context::forget_events(Loan& loan) noexcept {
-  if (std::exchange(loan.events_queued, 0U) == 0) return;
-  std::erase_if(events_, [&](const Event& event) { return event.loan.get() == &loan; });
-  signal_events();
-}
-
-void Context::forget_peer(Peer& peer) noexcept {
-  peer.closed = true;
-  std::erase_if(events_, [&](const Event& event) { return event.peer.get() == &peer && event.loan == nullptr; });
-  signal_events();
-}
-
-std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
-  std::vector<std::shared_ptr<void>> last;
-  last.reserve(events_.size());
-  for (const Event& event : events_) {
-    if (event.type != GPULOAN_EVENT_LOAN_OFFERED || event.loan->peer.get() != &peer) continue;
-    if (auto loan = drop(event.loan->handle)) last.push_back(std::move(loan));
-  }
-  std::erase_if(events_, [&](const Event& event) { return event.loan != nullptr && event.loan->peer.get() == &peer; });
-  signal_events();
-  return last;
-}
-
-void Context::notify() noexcept {
-  if (std::this_thread::get_id() == waiting_id_.load()) notify_later_ = true;
-  else changed_.notify_all();
-}
-
-int Context::fd() noexcept {
-  if (!options_.loop_thread) return poll_fd_;
-  const Lock lock(mutex_);
-  fd_wanted_ = true;
-  signal_events();
-  return event_fd_.get();
-}
-
-void Context::signal_events() noexcept {
-  if (!options_.loop_thread || !fd_wanted_ || signalled_ == !events_.empty()) return;
-  signalled_ = !events_.empty();
-  std::uint64_t count = 1;
-  static_cast<void>(signalled_ ? ::write(event_fd_.get(), &count, sizeof count) : ::read(event_fd_.get(), &count, sizeof count));
-}
-
-void Context::hold(Handle& handle, std::shared_ptr<void> self) {
-  if (handle.count_ == 0) held_.emplace(&handle, std::move(self));
-  ++handle.count_;
-}
-
-std::shared_ptr<void> Context::drop(Handle& handle) noexcept {
-  if (handle.count_ == 0 || --handle.count_ != 0) return nullptr;
-  const auto it = held_.find(&handle);
-  if (it == held_.end()) return nullptr;
-  std::shared_ptr<void> last = std::move(it->second);
-  held_.erase(it);
-  return last;
-}
-
-Context::Cleared Context::clear_handles() noexcept {
-  events_.clear();
-  return {std::exchange(held_, {}), std::exchange(tasks_, {})};
-}
-
-Result<Event> Context::next_event(std::uint32_t timeout_ms) {
-  Lock lock(mutex_);
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
-  if (events_.empty() && timeout_ms == 0 && !options_.loop_thread) turn_loop(lock, 0);
-  if (!wait(lock, deadline, false, [this] { return !events_.empty(); })) {
-    return closed_ ? fail(GPULOAN_ERR_STATE, "the context is closed") : fail(GPULOAN_ERR_TIMEOUT, "no event came within " + std::to_string(timeout_ms) + " ms");
-  }
-  Event event = std::move(events_.front());
-  events_.pop_front();
-  if (of_turn(event)) event.loan->turn_event_queued = false;
-  if (event.loan) --event.loan->events_queued;
-  signal_events();
-  return event;
-}
-
-void Context::put_back(Event event) {
-  const Lock lock(mutex_);
-  if (of_turn(event)) event.loan->turn_event_queued = true;
-  if (event.loan) ++event.loan->events_queued;
-  events_.push_front(std::move(event));
-  signal_events();
 }
 
 // ---- Peers --------------------------------------------------------------------------------------------------------

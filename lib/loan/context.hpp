@@ -81,7 +81,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   [[nodiscard]] const std::shared_ptr<driver::Gpu>& gpu() const noexcept { return gpu_; }
   void close_peer(const std::shared_ptr<Peer>& peer) noexcept;
   // Lock held. A reference of the caller's; the last drop returns the object, to be destroyed without the lock.
-  void hold(Handle& handle, std::shared_ptr<void> self);
+  void hold(Handle& handle, std::shared_ptr<void> self) noexcept;
   [[nodiscard]] std::shared_ptr<void> drop(Handle& handle) noexcept;
   // Lock held. The caller dropped its last reference: events that name the loan are not delivered any more.
   void forget_events(Loan& loan) noexcept;
@@ -131,7 +131,10 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void stop_loop() noexcept;         // no callback runs afterwards
   // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
   struct Cleared {
-    std::unordered_map<const Handle*, std::shared_ptr<void>> handles;
+  struct EndAll {
+    void operator()(Handle* first) const noexcept;
+  };
+    std::unique_ptr<Handle, EndAll> handles; // the first of them
     std::vector<std::function<void()>> tasks; // posted after the loop ended; they name peers
   };
   [[nodiscard]] Cleared clear_handles() noexcept;
@@ -183,6 +186,10 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void signal_events() noexcept; // lock held; event_fd_ is readable while events wait
   [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
 
+  [[nodiscard]] Event& event_of(std::uint64_t number) noexcept { return events_[number - first_event_]; } // lock held, as for the next three
+  void name_event(std::uint64_t number) noexcept;
+  [[nodiscard]] Event take_event(std::uint64_t number) noexcept;
+  void drop_empty_events() noexcept;
   Peer* bundled_ = nullptr; // what goes to it goes into bundle_
   channel::Bundle bundle_;
   UniqueFd event_fd_; // with a loop thread
@@ -190,8 +197,10 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   bool fd_wanted_ = false;    // nobody polls what nobody asked for
   bool notify_later_ = false; // the loop's
   int poll_fd_ = -1;
-  std::deque<Event> events_;
-  std::unordered_map<const Handle*, std::shared_ptr<void>> held_;
+  std::deque<Event> events_; // the first one is never empty
+  std::uint64_t first_event_ = std::uint64_t{1} << 32; // its number
+  std::size_t empty_events_ = 0;
+  Handle* held_ = nullptr;
   std::vector<std::function<void()>> tasks_;
   std::vector<std::function<void()>> running_; // the loop's: one that threw comes first in the next turn
   std::size_t next_task_ = 0;

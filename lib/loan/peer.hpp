@@ -15,7 +15,8 @@ namespace gpuloan::loan {
 
 class Context;
 
-// What the C interface hands out. While the count is not 0 the context keeps the object alive (Context::hold and drop).
+// What the C interface hands out. While the count is not 0 the object keeps itself alive (Context::hold and drop), in a list of the
+// context's.
 class Handle {
  public:
   [[nodiscard]] bool held() const noexcept { return count_ != 0; }
@@ -23,6 +24,9 @@ class Handle {
  private:
   friend class Context;
   std::uint32_t count_ = 0;
+  std::shared_ptr<void> self_;
+  Handle* next_ = nullptr;
+  Handle** link_ = nullptr; // what points to this one
 };
 
 struct Outgoing {

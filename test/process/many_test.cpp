@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <thread>
 
 namespace loan_test {
@@ -122,6 +123,33 @@ void one_refused() {
   expect_equal(gpuloan_loan_done_many(nullptr, 0, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "none of them");
 }
 
+// Nobody takes an event for a while; what is told then is about the loans that still have a name.
+void events_of_dropped_loans() {
+  Pair pair;
+  std::vector<gpuloan::Loan> kept;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<gpuloan_range> ranges;
+    for (std::size_t at = 0; at < kMany; ++at) ranges.push_back(pair.range(at));
+    std::vector<gpuloan::Loan> lent, taken;
+    pair.peer.lend_many(ranges, Pair::options(), lent);
+    for (std::size_t at = 0; at < kMany; ++at) {
+      taken.push_back(pair.offered());
+      static_cast<void>(taken.back().acquire(kPatience));
+    }
+    gpuloan::Loan::done_many(taken, GPULOAN_STREAM_CPU);
+    for (std::size_t at = 0; at < kMany; ++at) {
+      lent[at].wait_end(kPatience);
+      if (at % 10 == 3) kept.push_back(std::move(lent[at]));
+    }
+  }
+  std::map<const gpuloan_loan*, std::vector<gpuloan_event_type>> told;
+  while (auto event = pair.exporter.next_event(Milliseconds(0))) told[event->loan()].push_back(event->type());
+  for (const gpuloan::Loan& loan : kept) {
+    expect(told[loan.get()] == std::vector{GPULOAN_EVENT_LOAN_DONE, GPULOAN_EVENT_LOAN_ENDED}, "the events of a loan that was kept");
+  }
+  expect_equal(told.size(), kept.size(), "loans of which something is told");
+}
+
 } // namespace
 } // namespace loan_test
 
@@ -129,6 +157,7 @@ int main() {
   try {
     loan_test::in_order();
     loan_test::one_refused();
+    loan_test::events_of_dropped_loans();
     return 0;
   } catch (const loan_test::Failure& failure) {
     std::fprintf(stderr, "many_test: %s\n", failure.text.c_str());
