@@ -162,7 +162,7 @@ std::uint64_t Context::timed_tick() {
   if (start < tick_not_before_ns_) return tick_not_before_ns_ - start;
   const std::uint64_t wanted = tick();
   const std::uint64_t end = now_ns();
-  const std::uint64_t pause = end - start > kTickFirstNs / 2 ? (end - start) * kTickShare : 0;
+  const std::uint64_t pause = end - start > kTickFirstNs / 2 ? std::min((end - start) * kTickShare, kTickPauseMaxNs) : 0;
   tick_not_before_ns_ = end + pause;
   return std::max(wanted, pause);
 }

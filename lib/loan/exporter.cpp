@@ -484,8 +484,14 @@ Result<void> Exporter::on_done(ExporterPeer& peer, const channel::Turn& turn) {
   loan->recorded_turn = std::max(loan->recorded_turn, turn.turn);
   if (turn.at_ns != 0 && turn.turn == loan->turn) loan->step_ns[GPULOAN_STEP_DONE] = turn.at_ns;
   advance(*loan);
-  if (loan->state == ExportState::Out) request_tick(); // recorded, not complete: poll it
+  if (loan->state == ExportState::Out) poll(*loan); // recorded, not complete
   return {};
+}
+
+// From now on to its end the tick looks how far it is.
+void Exporter::poll(ExportLoan& loan) {
+  if (!std::exchange(loan.polled, true)) ++loan.exporter_peer().polled_loans;
+  request_tick();
 }
 
 Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& received) {
@@ -511,7 +517,7 @@ Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& recei
     loan->gate_passed = true; // ACK implies DONE; our own copies may still be on their way
   }
   advance(*loan);
-  if (!loan->ended) request_tick();
+  if (!loan->ended) poll(*loan);
   return {};
 }
 
@@ -534,9 +540,11 @@ std::uint64_t Exporter::tick() {
     });
     sweeping |= !peer->late_slots.empty();
     if (peer->lost) settle_peer(peer);
-    for (const auto& [id, loan] : peer->loans) {
-      if (due(*loan)) due_.push_back(loan);
-      busy |= loan->state == ExportState::Out || loan->settling || loan->acked;
+    if (peer->polled_loans > 0 || peer->lost) {
+      for (const auto& [id, loan] : peer->loans) {
+        if (due(*loan)) due_.push_back(loan);
+        busy |= (loan->polled && loan->state == ExportState::Out) || loan->settling || loan->acked;
+      }
     }
     for (const auto& loan : due_) advance(*loan); // may end it, and others if the peer is lost over it
     due_.clear();

@@ -155,6 +155,7 @@ class ExporterPeer : public Peer {
   std::vector<std::pair<std::uint32_t, driver::OwnedEvent>> late_slots;
   bool memory_released = false; // words, rings, events and streams went to the reaper
   std::unordered_map<std::uint64_t, std::shared_ptr<ExportLoan>> loans; // out, by id
+  std::size_t polled_loans = 0; // of them
   std::uint64_t next_loan = 1;
   std::uint64_t foreign_chunks = 0; // numbers given so far
   static constexpr std::uint32_t kPiecesMax = 64; // descriptors that are not closed at the importer yet
@@ -222,6 +223,7 @@ class ExportLoan : public Loan {
   cuda::Stream stream = nullptr;     // of the present turn
   std::uint32_t recorded_turn = 0;   // DONE record seen
   driver::OwnedEvent ready_written; // behind a READY that the device writes
+  bool polled = false; // the tick has to look how far it is; else a record tells
   bool gate_passed = false;
   driver::OwnedEvent landed; // staged, write: behind the copy from the staging region
   std::shared_ptr<const memory::UnpinnedCopy> unpinned_landing; // or this, where the staging pages are not pinned
@@ -302,6 +304,7 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_done(ExporterPeer& peer, const channel::Turn& turn);
   [[nodiscard]] Result<void> on_ack(ExporterPeer& peer, const channel::Received& received);
+  void poll(ExportLoan& loan);
   [[nodiscard]] Result<void> on_event_handle(ExporterPeer& peer, const channel::EventHandle& handle);
   void welcome(const std::shared_ptr<ExporterPeer>& peer);
   void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);

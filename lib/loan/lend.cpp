@@ -318,7 +318,7 @@ Result<void> Exporter::announce(ExportLoan& loan, const LendOptions& options, bo
   pump(peer);
   // Where the importer's CPU stores DONE its record follows: no loop has to be woken to look for it.
   const bool stored = loan.gate == GPULOAN_GATE_HOST || !peer.floors.has_device;
-  if (loan.carrier != Carrier::Direct || !stored) request_tick();
+  if (loan.carrier != Carrier::Direct || !stored) poll(loan);
   return {};
 }
 

@@ -180,6 +180,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.unpinned_landing.reset();
   loan.ready_written = {};
   peer.loans.erase(loan.id);
+  if (loan.polled) --peer.polled_loans;
   if (loan.canary_loan) request_tick(); // where nobody waits for it, the tick judges it
   else push_ended(self);
   report_lost(peer);
