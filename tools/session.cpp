@@ -71,7 +71,8 @@ Session open_session(const CommonOptions& common, const LoanOptions& loans, gpul
   options.role = role;
   options.loop = loans.loop;
   options.engine = loans.engine;
-  options.flags = no_device ? GPULOAN_CONTEXT_NO_DEVICE : 0;
+  options.flags = loans.sleep;
+  if (no_device) options.flags |= GPULOAN_CONTEXT_NO_DEVICE;
   options.driver = common.driver_or_null();
   options.device = common.device;
   options.rungs = loans.rungs;

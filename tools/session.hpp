@@ -24,6 +24,7 @@ struct CommonOptions {
 
 struct LoanOptions {
   std::uint32_t loop = GPULOAN_LOOP_THREAD;
+  std::uint32_t sleep = 0; // GPULOAN_CONTEXT_SLEEP
   std::uint32_t engine = GPULOAN_ENGINE_AUTO;
   std::uint32_t rungs = 0; // all
   std::uint32_t gate = GPULOAN_GATE_AUTO;

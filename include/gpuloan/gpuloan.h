@@ -193,8 +193,11 @@ enum gpuloan_memory_state { /* of the lent memory, at the exporter; only moves f
 
 enum { /* flags */
   GPULOAN_CONTEXT_NO_DEVICE = 1u, /* never load a driver; host memory only */
-  GPULOAN_CONTEXT_DEVICE = 2u     /* work on options.device whatever context the calling thread has: in that one where it is of
+  GPULOAN_CONTEXT_DEVICE = 2u,    /* work on options.device whatever context the calling thread has: in that one where it is of
                                      this device, else in the device's primary context */
+  GPULOAN_CONTEXT_SLEEP = 4u      /* every wait sleeps at once. Else one spins first, at most as long as what was waited for took
+                                     lately (50 us for records, 1 ms for a turn), and never in a process with one CPU. For hosts
+                                     with more busy processes than CPUs */
 };
 
 typedef struct gpuloan_context_options {

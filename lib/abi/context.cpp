@@ -20,7 +20,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.loop > GPULOAN_LOOP_CALLER) return fail(GPULOAN_ERR_INVALID, "options.loop is no gpuloan_loop");
   if (in.engine > GPULOAN_ENGINE_IO_URING) return fail(GPULOAN_ERR_INVALID, "options.engine is no gpuloan_engine");
   if (in.gate > GPULOAN_GATE_HOST) return fail(GPULOAN_ERR_INVALID, "options.gate is no gpuloan_gate");
-  if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE | GPULOAN_CONTEXT_DEVICE}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
+  if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE | GPULOAN_CONTEXT_DEVICE | GPULOAN_CONTEXT_SLEEP}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
   if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
   if (in.slots > kSlotsMax) return fail(GPULOAN_ERR_INVALID, "options.slots is over " + std::to_string(kSlotsMax));
   if (in.engine == GPULOAN_ENGINE_IO_URING && (in.role != GPULOAN_ROLE_EXPORTER || in.loop != GPULOAN_LOOP_THREAD)) {
@@ -29,6 +29,7 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.gpu_wait_limit > 7) return fail(GPULOAN_ERR_INVALID, "options.gpu_wait_limit is over 7: with 8 pending waits no other work of the CUDA context runs (S9)");
   out.role = static_cast<gpuloan_role>(in.role);
   out.loop_thread = in.loop == GPULOAN_LOOP_THREAD;
+  out.spin = (in.flags & GPULOAN_CONTEXT_SLEEP) == 0;
   out.engine = static_cast<gpuloan_engine>(in.engine);
   out.gate = static_cast<gpuloan_gate>(in.gate);
   if (in.rungs != 0) out.rungs = in.rungs;

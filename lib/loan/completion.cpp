@@ -121,7 +121,7 @@ void Completion::main(const std::shared_ptr<Shared>& shared) {
     shared->items.clear();
     lock.unlock();
     const std::uint64_t start = now_ns();
-    while (!finish(one.front(), patience.spin_ns())) std::this_thread::sleep_for(kMemoryPause);
+    while (!finish(one.front(), shared->spins ? patience.spin_ns() : 0)) std::this_thread::sleep_for(kMemoryPause);
     if (one.front().event) patience.waited(now_ns() - start);
     one.clear();
     lock.lock();

@@ -20,7 +20,7 @@ class Completion {
  public:
   using Report = std::function<void(Result<void>)>; // called without any lock
 
-  explicit Completion(bool threaded) : shared_(std::make_shared<Shared>()), threaded_(threaded) {}
+  Completion(bool threaded, bool spins) : shared_(std::make_shared<Shared>()), threaded_(threaded) { shared_->spins = spins; }
   ~Completion() { stop(); }
   Completion(const Completion&) = delete;
   Completion& operator=(const Completion&) = delete;
@@ -47,6 +47,7 @@ class Completion {
     std::condition_variable changed;
     std::list<Item> items;
     bool stopping = false, ended = false;
+    bool spins = false; // before it sleeps; constant
   };
   static void main(const std::shared_ptr<Shared>& shared);
   static bool finish(Item& item, std::uint64_t spin_ns) noexcept;

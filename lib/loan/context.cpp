@@ -19,6 +19,7 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
+constexpr std::uint64_t kLoopSpinNs = 50'000;
 constexpr std::uint64_t kTickShare = 19; // at most a twentieth of the loop's time goes into looking
 constexpr std::uint64_t kTickPauseMaxNs = 50'000'000; // it took long because others had the CPU, then
 constexpr std::uint64_t kRetryNs = 10'000'000; // of a turn that had no memory
@@ -117,18 +118,10 @@ void Context::run_once(std::uint64_t limit_ns) {
     }
     if (hot_until_ns_ != 0 && now_ns() < hot_until_ns_) timeout = 0;
     sleeping_ = timeout > kTickMaxNs;
-    turn_messages_ = false;
+    turn_messages_ = 0;
     turn_others_ = timeout == 0 && limit_ns != 0;
   }
-  Result<void> waited;
-  {
-    struct Waiting {
-      std::atomic<std::thread::id>& id;
-      explicit Waiting(std::atomic<std::thread::id>& who) : id(who) { id = std::this_thread::get_id(); }
-      ~Waiting() { id = std::thread::id(); }
-    } const waiting(waiting_id_);
-    waited = engine_->wait(timeout, *this);
-  }
+  const auto waited = wait_in_engine(timeout);
   if (std::exchange(notify_later_, false)) changed_.notify_all();
   if (!waited) {
     GPULOAN_LOG(GPULOAN_LOG_ERROR, "the loop cannot wait: " + waited.error().text);
@@ -144,7 +137,7 @@ void Context::run_once(std::uint64_t limit_ns) {
   }
   if (closed_) return;
   // A turn that brought an exporter records, and them alone, has done what there was to do.
-  if (options_.role == GPULOAN_ROLE_EXPORTER && turn_messages_ && !turn_others_ && now_ns() < tick_at_ns_) return;
+  if (options_.role == GPULOAN_ROLE_EXPORTER && turn_messages_ > 0 && !turn_others_ && now_ns() < tick_at_ns_) return;
   if (std::exchange(any_stalled_, false)) {
     for (const auto& [tag, peer] : peers_) {
       if (std::exchange(peer->stalled, false) && !peer->lost) flush(peer);
@@ -153,6 +146,27 @@ void Context::run_once(std::uint64_t limit_ns) {
   tick_at_ns_ = now_ns() + kTickMaxNs; // should the tick have no memory
   const std::uint64_t wanted = std::min(timed_tick(), any_stalled_ ? kTickMaxNs : kNever);
   tick_at_ns_ = wanted == kNever ? kNever : now_ns() + wanted;
+}
+
+// A peer that answers one record at once is spun for: sleeping and waking takes longer than its answer. Where many come together, or none
+// for a while, the CPU is of more use to others.
+Result<bool> Context::wait_in_engine(std::uint64_t timeout_ns) {
+  struct Waiting {
+    std::atomic<std::thread::id>& id;
+    explicit Waiting(std::atomic<std::thread::id>& who) : id(who) { id = std::this_thread::get_id(); }
+    ~Waiting() { id = std::thread::id(); }
+  } const waiting(waiting_id_);
+  if (timeout_ns == 0) return engine_->wait(0, *this);
+  const std::uint64_t start = now_ns(), until = start + std::min(timeout_ns, kLoopSpinNs);
+  Result<bool> came = false;
+  if (quick_ && spins()) {
+    do {
+      came = engine_->wait(0, *this);
+    } while (came && !*came && now_ns() < until);
+  }
+  if (came && !*came) came = engine_->wait(timeout_ns, *this);
+  quick_ = came && turn_messages_ == 1 && now_ns() < until;
+  return came;
 }
 
 // A tick looks at everything that is out, so with thousands of loans it takes its time: what is left for the others stays
@@ -444,7 +458,7 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
   try {
     auto received = channel::decode(message); // takes the descriptors, whatever comes next
     const Lock lock(mutex_);
-    turn_messages_ = true;
+    ++turn_messages_;
     const std::shared_ptr<Peer> peer = find_peer(tag);
     if (peer == nullptr || peer->lost) return;
     if (!received) {
@@ -455,6 +469,7 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
       lose(peer, Error{GPULOAN_ERR_PROTOCOL, "several records in one message, in the handshake or without the feature"});
       return;
     }
+    if (!received->rest.empty()) ++turn_messages_;
     const Bundling answers(*this, *peer);
     for (;;) {
       on_record(peer, *received);

@@ -36,6 +36,7 @@ class Request;
 struct ContextOptions {
   gpuloan_role role = GPULOAN_ROLE_EXPORTER;
   bool loop_thread = true;
+  bool spin = true; // before a wait sleeps
   gpuloan_engine engine = GPULOAN_ENGINE_AUTO;
   std::uint32_t rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
   gpuloan_gate gate = GPULOAN_GATE_AUTO;
@@ -130,14 +131,15 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards
   // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
-  struct Cleared {
   struct EndAll {
     void operator()(Handle* first) const noexcept;
   };
+  struct Cleared {
     std::unique_ptr<Handle, EndAll> handles; // the first of them
     std::vector<std::function<void()>> tasks; // posted after the loop ended; they name peers
   };
   [[nodiscard]] Cleared clear_handles() noexcept;
+  [[nodiscard]] bool spins() const noexcept { return options_.spin && may_spin(); }
   [[nodiscard]] bool on_loop_thread() const noexcept { return std::this_thread::get_id() == loop_id_.load(); }
   // Whoever is called back from the wait of the loop: what it asks for is looked at in the same turn, and wakes nobody.
   [[nodiscard]] bool in_turn() const noexcept { return on_loop_thread() || std::this_thread::get_id() == waiting_id_.load(); }
@@ -173,6 +175,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void on_writable(std::uint64_t tag) final;
   void loop_main();
   void run_once(std::uint64_t limit_ns);
+  [[nodiscard]] Result<bool> wait_in_engine(std::uint64_t timeout_ns);
   void turn_loop(Lock& lock, std::uint64_t limit_ns); // caller-driven
   std::uint64_t timed_tick(); // lock held
   void run_tasks();
@@ -183,13 +186,13 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void settle_loss(const std::shared_ptr<Peer>& peer); // lock held
   void take_out_lost();                                // lock held, on the loop
   void no_memory_for(std::uint64_t tag);               // no lock held; what the peer said is lost, so the peer is
-  void signal_events() noexcept; // lock held; event_fd_ is readable while events wait
-  [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
-
   [[nodiscard]] Event& event_of(std::uint64_t number) noexcept { return events_[number - first_event_]; } // lock held, as for the next three
   void name_event(std::uint64_t number) noexcept;
   [[nodiscard]] Event take_event(std::uint64_t number) noexcept;
   void drop_empty_events() noexcept;
+  void signal_events() noexcept; // lock held; event_fd_ is readable while events wait
+  [[nodiscard]] std::shared_ptr<Peer> find_peer(std::uint64_t tag);
+
   Peer* bundled_ = nullptr; // what goes to it goes into bundle_
   channel::Bundle bundle_;
   UniqueFd event_fd_; // with a loop thread
@@ -212,8 +215,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick
   std::uint64_t tick_at_ns_ = kNever; // when the loop looks next
-  bool turn_messages_ = false;        // the present turn of the loop brought records
+  std::uint32_t turn_messages_ = 0;   // the present turn of the loop brought records
   bool turn_others_ = false;          // and something else, or is a look that was asked for
+  bool quick_ = false;                // the last wait was short, and brought one record: another is likely to follow as soon
   bool any_stalled_ = false;          // of the peers
   std::uint64_t tick_not_before_ns_ = 0;
   gpuloan_engine engine_kind_ = GPULOAN_ENGINE_EPOLL;
@@ -252,7 +256,7 @@ template <typename AnyLoan, typename Done>
 bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done) {
   if (done()) return true;
   const std::uint64_t start = now_ns();
-  const std::uint64_t until = std::min(start + loan.patience.spin_ns(), deadline.at_ns());
+  const std::uint64_t until = std::min(start + (spins() ? loan.patience.spin_ns() : 0), deadline.at_ns());
   const std::uint32_t slot = loan.slot;
   const bool watches = loan.id != 0; // else it has no slot yet
   bool over = false;

@@ -409,8 +409,8 @@ class Exporter : public Context {
   static constexpr std::size_t kPoolPointersMax = 4096;
   std::map<std::uint64_t, cuda::PoolPointer> pool_pointers_; // by buffer: making one costs 0.45 us per MiB, every time (P4)
   std::uint64_t pool_exported_bytes_ = 0;
-  Completion apart_{true};    // makes descriptors of pieces, tries to seal tethers
-  Completion releases_{true}; // runs release functions, which may take as long as they like
+  Completion apart_{true, false};    // makes descriptors of pieces, tries to seal tethers
+  Completion releases_{true, false}; // runs release functions, which may take as long as they like
   std::uint64_t active_until_ns_ = 0;
 };
 

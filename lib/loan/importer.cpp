@@ -46,7 +46,7 @@ Result<std::shared_ptr<Importer>> Importer::create(const ContextOptions& options
 }
 
 Importer::Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot)
-    : Context(options, std::move(gpu)), boot_(boot), completion_(options.loop_thread), apart_(options.loop_thread) {}
+    : Context(options, std::move(gpu)), boot_(boot), completion_(options.loop_thread, spins()), apart_(options.loop_thread, false), foreign_(true, false) {}
 
 Importer::~Importer() { close(); }
 

@@ -265,7 +265,7 @@ class Importer : public Context {
   Patience work_patience_; // caller-driven: with the completion of our own work
   Completion completion_;
   Completion apart_; // waits for all work of the context: what it waits for must not hold up the other loans
-  Completion foreign_{true}; // takes pieces, and closes foreign memory, which waits for all work of the context; then the ACK
+  Completion foreign_; // takes pieces, and closes foreign memory, which waits for all work of the context; then the ACK
 };
 
 } // namespace gpuloan::loan

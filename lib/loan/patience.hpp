@@ -16,7 +16,6 @@ inline constexpr std::uint64_t kSpinMaxNs = 1'000'000;
 class Patience {
  public:
   [[nodiscard]] std::uint64_t spin_ns() const noexcept {
-    if (!may_spin()) return 0;
     return last_ns_ > kSpinMaxNs / 2 ? kSpinNs : std::max(kSpinNs, last_ns_ * 2);
   }
   void waited(std::uint64_t ns) noexcept { last_ns_ = ns; }

@@ -121,7 +121,7 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
     loan->behind = std::move(posted.behind);
     loan->behind_watched = false;
     loan->behind_ns = now_ns();
-    if (!options_.loop_thread) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
+    if (!options_.loop_thread && spins()) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
     request_tick(); // it watches the work too, should there be no memory for that now
     if (loan->state != ImportState::Finishing || !loan->keep_open) {
       try {

@@ -57,8 +57,9 @@ class Engine {
   // No callback of `fd` comes after this returns.
   virtual void remove(int fd) noexcept = 0;
 
-  // Waits up to `timeout_ns` (0: looks) and calls the handler for what is there. Returns early on wake().
-  [[nodiscard]] virtual Result<void> wait(std::uint64_t timeout_ns, Handler& handler) = 0;
+  // Waits up to `timeout_ns` (0: looks) and calls the handler for what is there. Returns early on wake(). True: the handler was called, or
+  // somebody woke it.
+  [[nodiscard]] virtual Result<bool> wait(std::uint64_t timeout_ns, Handler& handler) = 0;
   // Delivers what is queued on a socket now, to its end or until there is nothing; for a process that is known to be
   // dead. Other descriptors may get their callbacks too. Not inside a callback.
   [[nodiscard]] virtual Result<void> drain(int fd, Handler& handler) = 0;

@@ -39,7 +39,7 @@ class Epoll final : public Engine {
   [[nodiscard]] Result<void> add_readable(int fd, std::uint64_t tag) override { return add(fd, tag, false); }
   [[nodiscard]] Result<void> want_writable(int fd) override;
   void remove(int fd) noexcept override;
-  [[nodiscard]] Result<void> wait(std::uint64_t timeout_ns, Handler& handler) override;
+  [[nodiscard]] Result<bool> wait(std::uint64_t timeout_ns, Handler& handler) override;
   [[nodiscard]] Result<void> drain(int fd, Handler& handler) override;
   void wake() noexcept override { wakeup_.raise(); }
   [[nodiscard]] int poll_fd() const noexcept override { return epoll_.get(); }
@@ -131,7 +131,7 @@ int Epoll::wait_for_events(std::uint64_t timeout_ns) noexcept {
   return ::epoll_wait(epoll_.get(), events_.data(), kEventsPerWait, milliseconds);
 }
 
-Result<void> Epoll::wait(std::uint64_t timeout_ns, Handler& handler) {
+Result<bool> Epoll::wait(std::uint64_t timeout_ns, Handler& handler) {
   WaitLimit limit(timeout_ns);
   for (;;) {
     const std::uint64_t left = limit.left_ns();
@@ -141,7 +141,7 @@ Result<void> Epoll::wait(std::uint64_t timeout_ns, Handler& handler) {
     for (int i = 0; i < count; ++i) {
       if (handle(events_[static_cast<std::size_t>(i)], handler)) something = true;
     }
-    if (something || left == 0) return {};
+    if (something || left == 0) return something;
   }
 }
 

@@ -62,7 +62,7 @@ class Uring final : public Engine {
   [[nodiscard]] Result<void> add_readable(int fd, std::uint64_t tag) override { return add(fd, tag, false); }
   [[nodiscard]] Result<void> want_writable(int fd) override;
   void remove(int fd) noexcept override;
-  [[nodiscard]] Result<void> wait(std::uint64_t timeout_ns, Handler& handler) override;
+  [[nodiscard]] Result<bool> wait(std::uint64_t timeout_ns, Handler& handler) override;
   [[nodiscard]] Result<void> drain(int fd, Handler& handler) override;
   void wake() noexcept override { wakeup_.raise(); }
   [[nodiscard]] int poll_fd() const noexcept override { return -1; }
@@ -249,7 +249,7 @@ void Uring::remove(int fd) noexcept {
   static_cast<void>(ring_.flush());
 }
 
-Result<void> Uring::wait(std::uint64_t timeout_ns, Handler& handler) {
+Result<bool> Uring::wait(std::uint64_t timeout_ns, Handler& handler) {
   WaitLimit limit(timeout_ns);
   int looks = 0;
   for (;;) {
@@ -257,9 +257,9 @@ Result<void> Uring::wait(std::uint64_t timeout_ns, Handler& handler) {
     const std::uint64_t left = limit.left_ns();
     // What a callback that threw left behind is there already: only look.
     if (const int error = ring_.wait(next_ < end_ ? 0 : left); error != 0) return fail_errno("io_uring_enter", error);
-    if (handle_round(handler)) return {};
+    if (handle_round(handler)) return true;
     // A look that met an ECONNRESET, say, has seen nothing of what is behind it.
-    if (left == 0 && (put_off_.empty() || ++looks == kLooks)) return {};
+    if (left == 0 && (put_off_.empty() || ++looks == kLooks)) return false;
   }
 }
 

@@ -32,6 +32,8 @@ void add_options(Parser& parser, BenchOptions& options) {
   parser.flag("quick", "fewer repetitions", options.quick);
   parser.value("loop", "WHOSE", "of both contexts: thread (default), or caller",
                [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
+  parser.value("wait", "HOW", "of both sides: spin (default) for as long as short waits suggest, or sleep at once; roundtrip has both",
+               [&](const std::string& text) { options.loans.sleep = parse_choice(text, BenchOptions::kWaits); });
   options.loans.add_to(parser);
 }
 

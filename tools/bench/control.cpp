@@ -32,19 +32,19 @@ Ends socket_pair() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-gpuloan_context_options exporter_options(std::uint32_t loop, std::uint32_t engine) {
+gpuloan_context_options exporter_options(const LoanOptions& loans) {
   auto options = init<gpuloan_context_options>();
   options.role = GPULOAN_ROLE_EXPORTER;
-  options.loop = loop;
-  options.engine = engine;
-  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+  options.loop = loans.loop;
+  options.engine = loans.engine;
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE | loans.sleep;
   return options;
 }
 
 // Whether an exporter with a loop thread can have io_uring here.
 bool has_ring() {
   try {
-    static_cast<void>(Context::create(exporter_options(GPULOAN_LOOP_THREAD, GPULOAN_ENGINE_IO_URING)));
+    static_cast<void>(Context::create(exporter_options({.engine = GPULOAN_ENGINE_IO_URING})));
     return true;
   } catch (const StatusError&) {
     return false;
@@ -86,11 +86,11 @@ Control::Side::Lender& Control::Side::lender_of(gpuloan_peer* handle) {
   return lenders[at->second];
 }
 
-void Control::join(Side& side, std::uint32_t places) {
+void Control::join(Side& side, std::uint32_t places, std::uint32_t worker_sleep) {
   Ends ends = socket_pair();
   side.context.attach(ends.ours.get(), "bench");
   static_cast<void>(ends.ours.release());
-  channel_->send({.op = Op::Join, .value = side.number}, ends.theirs.get());
+  channel_->send({.op = Op::Join, .count = worker_sleep, .value = side.number}, ends.theirs.get());
   Side::Lender lender;
   while (!lender.peer) {
     auto event = next_event(side.context, deadline_);
@@ -109,14 +109,14 @@ void Control::join(Side& side, std::uint32_t places) {
   side.lenders.push_back(std::move(lender));
 }
 
-std::unique_ptr<Control::Side> Control::make_side(std::uint32_t peers, std::uint32_t loop, std::uint32_t engine, std::uint32_t places) {
+std::unique_ptr<Control::Side> Control::make_side(std::uint32_t peers, std::uint32_t places, const LoanOptions& loans, std::uint32_t worker_sleep) {
   auto side = std::make_unique<Side>();
   side->number = sides_++;
-  const auto options = exporter_options(loop, engine);
+  const auto options = exporter_options(loans);
   side->context = attempt("cannot make a context", [&] { return Context::create(options); });
   side->what = std::to_string(peers) + (peers == 1 ? " peer, " : " peers, ") + (side->context.stats().engine == GPULOAN_ENGINE_IO_URING ? "io_uring" : "epoll") +
-               (loop == GPULOAN_LOOP_CALLER ? ", caller's loop" : "");
-  for (std::uint32_t peer = 0; peer < peers; ++peer) join(*side, places);
+               (loans.loop == GPULOAN_LOOP_CALLER ? ", caller's loop" : "") + (loans.sleep != 0 ? ", both sleep" : worker_sleep != 0 ? ", importer sleeps" : "");
+  for (std::uint32_t peer = 0; peer < peers; ++peer) join(*side, places, worker_sleep);
   std::sort(side->by_handle.begin(), side->by_handle.end());
   // The canaries, and the worker's mapping of the region.
   ask(Op::Answer, side->number, peers);
@@ -279,7 +279,9 @@ void Control::acks(std::vector<Comparison>& out, const Run::Progress& progress) 
     if (engine == GPULOAN_ENGINE_IO_URING && (options_.loans.loop == GPULOAN_LOOP_CALLER || !has_ring())) continue;
     for (const std::uint32_t peers : {few, some, many}) {
       progress("acks: " + std::to_string(peers) + " peers join");
-      kinds.push_back({peers, engine, make_side(peers, options_.loans.loop, engine, kInFlight), {}, {}});
+      LoanOptions loans = options_.loans;
+      loans.engine = engine;
+      kinds.push_back({peers, engine, make_side(peers, kInFlight, loans, loans.sleep), {}, {}});
     }
   }
   const std::vector<Fd> plain = make_plain(some);
@@ -330,7 +332,7 @@ std::vector<double> Control::plain_trips(const Fd& end, std::uint32_t count) {
 // With a loop thread the trip is over when the loop has taken the ACK (step RELEASE); that the caller's thread hears of it is
 // another wake-up, which the floor has not.
 std::vector<double> Control::trips(Side& side, std::uint32_t count, bool until_release) {
-  ask(Op::Answer, side.number, count);
+  ask(Op::Trips, side.number, count);
   std::vector<double> times;
   Side::Lender& lender = side.lenders.front();
   for (std::uint32_t trip = 0; trip < count; ++trip) {
@@ -342,7 +344,7 @@ std::vector<double> Control::trips(Side& side, std::uint32_t count, bool until_r
     times.push_back(static_cast<double>(end - start) / 1000);
     loan.reset();
   }
-  static_cast<void>(channel_->expect(Op::Answer));
+  static_cast<void>(channel_->expect(Op::Trips));
   return times;
 }
 
@@ -355,11 +357,16 @@ void Control::roundtrip(std::vector<Comparison>& out, const Run::Progress& progr
     Comparison row;
   };
   std::vector<Kind> kinds;
+  const auto add_kind = [&](const LoanOptions& loans, std::uint32_t worker_sleep) {
+    auto side = make_side(1, 1, loans, worker_sleep);
+    Comparison row{.name = "roundtrip", .floor = "sendmsg and recvmsg", .what = side->what};
+    kinds.push_back({std::move(side), loans.loop == GPULOAN_LOOP_THREAD, std::move(row)});
+  };
   for (const auto& [loop, engine] : {std::pair{GPULOAN_LOOP_CALLER, GPULOAN_ENGINE_EPOLL}, {GPULOAN_LOOP_THREAD, GPULOAN_ENGINE_EPOLL}, {GPULOAN_LOOP_THREAD, GPULOAN_ENGINE_IO_URING}}) {
     if (engine == GPULOAN_ENGINE_IO_URING && !has_ring()) continue;
-    auto side = make_side(1, loop, engine, 1);
-    Comparison row{.name = "roundtrip", .floor = "sendmsg and recvmsg", .what = side->what};
-    kinds.push_back({std::move(side), loop == GPULOAN_LOOP_THREAD, std::move(row)});
+    add_kind({.loop = loop, .engine = engine}, 0);
+    add_kind({.loop = loop, .engine = engine}, GPULOAN_CONTEXT_SLEEP);
+    add_kind({.loop = loop, .sleep = GPULOAN_CONTEXT_SLEEP, .engine = engine}, GPULOAN_CONTEXT_SLEEP);
   }
   // One side to a CPU: left to the scheduler, some runs have both on one and some have not.
   ask(Op::Pin, 1, 1);
@@ -411,7 +418,7 @@ void Control::out_of(std::vector<Comparison>& out, const Run::Progress& progress
   const std::uint32_t blocks = options_.quick ? 3 : 9, count = options_.quick ? 200 : 1000;
   for (const std::uint32_t peers : {1U, kOutPeers}) {
     progress("out: " + std::to_string(peers) + " peers join");
-    const auto side = make_side(peers, options_.loans.loop, options_.loans.engine, kOutMany / peers + 2);
+    const auto side = make_side(peers, kOutMany / peers + 2, options_.loans, options_.loans.sleep);
     Comparison time{.name = "out", .floor = "10 are out", .what = "10000 out, " + side->what + ": time"};
     Comparison cpu{.name = "out", .floor = "10 are out", .what = "10000 out, " + side->what + ": CPU"};
     const auto measure = [&](std::vector<double>& times) {

@@ -48,8 +48,9 @@ class Control {
     double us = 0;    // CPU time for each loan
     double calls = 0; // system calls for each
   };
-  [[nodiscard]] std::unique_ptr<Side> make_side(std::uint32_t peers, std::uint32_t loop, std::uint32_t engine, std::uint32_t places);
-  void join(Side& side, std::uint32_t places);
+  // `sleep` and `worker_sleep`: 0 or GPULOAN_CONTEXT_SLEEP.
+  [[nodiscard]] std::unique_ptr<Side> make_side(std::uint32_t peers, std::uint32_t places, const LoanOptions& loans, std::uint32_t worker_sleep);
+  void join(Side& side, std::uint32_t places, std::uint32_t worker_sleep);
   [[nodiscard]] std::vector<Fd> make_plain(std::uint32_t peers);
   void ask(Op op, std::uint64_t side, std::uint64_t count);
   void lend(Side::Lender& lender, std::size_t place);

@@ -43,9 +43,10 @@ class ControlWorker {
 
   void serve(const Message& message, Fd fd) {
     switch (message.op) {
-      case Op::Join: return join(side(message.value), std::move(fd));
+      case Op::Join: return join(side(message.value), std::move(fd), message.count != 0);
       case Op::Plain: plain_.push_back(std::move(fd)); return;
       case Op::Answer: return answer(side(message.value), message.count);
+      case Op::Trips: return trips(side(message.value), message.count);
       case Op::Keep: return keep(side(message.value), message.count);
       case Op::GiveBack: return give_back(side(message.value), message.count);
       case Op::PlainAnswer: return plain_answer(message.count);
@@ -60,12 +61,13 @@ class ControlWorker {
     return *used_;
   }
 
-  void join(Side& side, Fd fd) {
+  void join(Side& side, Fd fd, bool sleeps) {
     if (side.context.get() == nullptr) {
       auto options = init<gpuloan_context_options>();
       options.role = GPULOAN_ROLE_IMPORTER;
       options.loop = GPULOAN_LOOP_CALLER;
       options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+      if (sleeps) options.flags |= GPULOAN_CONTEXT_SLEEP;
       side.context = Context::create(options);
     }
     side.peers.push_back(side.context.adopt(fd.release(), deadline_.left()));
@@ -97,6 +99,10 @@ class ControlWorker {
       }
       Loan::done_many(loans, GPULOAN_STREAM_CPU);
     }
+  }
+
+  void trips(Side& side, std::uint32_t count) {
+    for (std::uint32_t at = 0; at < count; ++at) acquired(side).done(GPULOAN_STREAM_CPU);
   }
 
   void keep(Side& side, std::uint32_t count) {

@@ -22,7 +22,8 @@ enum class Op : std::uint32_t {
   // The control plane's cases; `value` is the number of a context.
   Join,        // a peer more for that context
   Plain,       // a socket more for the floor
-  Answer,      // the next `count` loans: taken and given back
+  Answer,      // the next `count` loans: what is there is taken and given back together
+  Trips,       // the next `count` loans, one after the other
   Keep,        // the next `count` loans: taken
   GiveBack,    // of those that were kept all but `count`
   PlainAnswer, // `count` records of all the floor's sockets

@@ -45,6 +45,7 @@ void Run::start_worker() {
   std::vector<std::string> arguments = {"bench-worker", "--fd", std::to_string(Child::kInheritedFd), "--device", std::to_string(options_.common.device),
                                         "--timeout", std::to_string(options_.common.timeout_ms / 1000 + 1)};
   if (options_.loans.loop == GPULOAN_LOOP_CALLER) arguments.insert(arguments.end(), {"--loop", "caller"});
+  if (options_.loans.sleep != 0) arguments.insert(arguments.end(), {"--wait", "sleep"});
   if (!options_.common.driver.empty()) arguments.insert(arguments.end(), {"--driver", options_.common.driver});
   child_ = Child::start(arguments, control.theirs.get());
   channel_ = std::make_unique<Channel>(std::move(control.ours), options_.common.timeout_ms);

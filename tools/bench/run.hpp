@@ -21,6 +21,7 @@ struct BenchOptions {
   std::vector<std::uint64_t> sizes; // empty: each case's own
   bool quick = false;
   static constexpr Choice kLoops[] = {{"thread", GPULOAN_LOOP_THREAD}, {"caller", GPULOAN_LOOP_CALLER}};
+  static constexpr Choice kWaits[] = {{"spin", 0}, {"sleep", GPULOAN_CONTEXT_SLEEP}};
   [[nodiscard]] bool wants(const char* name) const { return cases.empty() || std::find(cases.begin(), cases.end(), name) != cases.end(); }
 };
 

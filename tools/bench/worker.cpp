@@ -156,6 +156,7 @@ int bench_worker(Arguments arguments) {
   options.common.add_to(parser);
   parser.value("fd", "N", "the inherited end", [&](const std::string& text) { options.fd = static_cast<int>(parse_number(text, 0, INT32_MAX)); });
   parser.value("loop", "WHOSE", "thread or caller", [&](const std::string& text) { options.loans.loop = parse_choice(text, bench::BenchOptions::kLoops); });
+  parser.value("wait", "HOW", "spin or sleep", [&](const std::string& text) { options.loans.sleep = parse_choice(text, bench::BenchOptions::kWaits); });
   parser.flag("control", "no device: the cases of the control plane", options.control);
   if (!parser.parse(arguments)) return ExitOk;
   if (options.fd < 0) throw Failure(ExitUsage, "this subcommand is started by 'gpuloan bench'; run that instead");
