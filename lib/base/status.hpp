@@ -19,6 +19,9 @@ struct Error {
   std::string text;
 };
 
+// Of host memory.
+[[nodiscard]] inline Error out_of_memory() { return Error{GPULOAN_ERR_NO_MEMORY, "out of memory"}; }
+
 template <typename T>
 using Result = std::expected<T, Error>;
 

@@ -164,7 +164,7 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, Trial tr
     try {
       sent = send_canary(peer, trial, pool);
     } catch (const std::bad_alloc&) {
-      sent = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+      sent = forward(out_of_memory());
     }
     lock.lock();
     if (!sent) {

@@ -78,7 +78,7 @@ Result<void> Context::start() {
     try {
       result = make();
     } catch (const std::bad_alloc&) {
-      result = std::unexpected(Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+      result = std::unexpected(out_of_memory());
     }
     const bool ok = result.has_value();
     loop_id_ = std::this_thread::get_id();
@@ -333,7 +333,7 @@ void Context::take_out_lost() {
 
 void Context::no_memory_for(std::uint64_t tag) {
   const Lock lock(mutex_);
-  if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr) lose(peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  if (const std::shared_ptr<Peer> peer = find_peer(tag); peer != nullptr) lose(peer, out_of_memory());
 }
 
 void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
@@ -380,7 +380,7 @@ bool Context::send(Peer& peer, channel::Record record, std::span<const std::byte
   const std::size_t count = fds.size();
   return send_now(peer, channel::message_of(record, tail, count), std::move(fds));
 } catch (const std::bad_alloc&) { // a record that is not sent may be waited for
-  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  lose(peer.shared_from_this(), out_of_memory());
   return false;
 }
 

@@ -31,7 +31,7 @@ void Context::push_event(Event event) {
     name_event(first_event_ + events_.size() - 1);
   } catch (const std::bad_alloc&) { // nobody may wait for what is not told: the end of the connection is, as soon as there is memory
     if (!event.peer || event.peer->lost) throw;
-    lose(event.peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+    lose(event.peer, out_of_memory());
   }
   signal_events();
   notify();
@@ -41,7 +41,7 @@ void Context::push_ended(const std::shared_ptr<Loan>& loan) noexcept {
   try {
     push_event({GPULOAN_EVENT_LOAN_ENDED, loan->outcome, loan->peer, loan, nullptr, loan->outcome_text});
   } catch (const std::bad_alloc&) {
-    lose(loan->peer, Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+    lose(loan->peer, out_of_memory());
   }
 }
 

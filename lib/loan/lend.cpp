@@ -386,7 +386,7 @@ Result<Exporter::Prepared> Exporter::prepare_loan(const std::shared_ptr<Exporter
     auto prepared = prepare(**loan, options);
     posted = prepared ? post_turn(**loan, options.stream) : forward(std::move(prepared.error()));
   } catch (const std::bad_alloc&) {
-    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+    posted = forward(out_of_memory());
   }
   if (posted) return Prepared{std::move(*loan), *posted};
   abandon(*loan, posted.error());
@@ -405,7 +405,7 @@ Exporter::Lent Exporter::lend_many(const std::shared_ptr<ExporterPeer>& peer, st
       prepared.push_back(std::move(*loan));
       return {};
     } catch (const std::bad_alloc&) {
-      return fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+      return forward(out_of_memory());
     }
   };
   for (const gpuloan_range& range : ranges) {
@@ -422,7 +422,7 @@ Exporter::Lent Exporter::lend_many(const std::shared_ptr<ExporterPeer>& peer, st
       try {
         done = announce(*loan.loan, options, loan.ready);
       } catch (const std::bad_alloc&) {
-        done = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+        done = forward(out_of_memory());
       }
       if (!done) {
         out.refusal = std::move(done.error());
@@ -444,7 +444,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::lend(const std::shared_ptr<Exporte
     const Lock lock(mutex_);
     done = announce(*prepared->loan, options, prepared->ready);
   } catch (const std::bad_alloc&) {
-    done = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+    done = forward(out_of_memory());
   }
   if (done) return std::move(prepared->loan);
   abandon(prepared->loan, done.error());

@@ -43,7 +43,7 @@ Result<Exporter::Grant> Exporter::grant(Request& request, LendOptions options) {
   if (!region) return forward(std::move(region.error()));
   const memory::Region& made = *(*region)->region;
   const std::uint64_t base = made.pointer() != 0 ? made.pointer() : reinterpret_cast<std::uint64_t>(made.host());
-  Result<std::shared_ptr<ExportLoan>> loan = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+  Result<std::shared_ptr<ExportLoan>> loan = forward(out_of_memory());
   try {
     loan = grant_with(request, base, std::move(options));
   } catch (const std::bad_alloc&) {

@@ -264,7 +264,7 @@ void Exporter::pump(ExporterPeer& peer) try {
     if (ExportLoan* loan = loan_of(piece)) advance(*loan);
   }
 } catch (const std::bad_alloc&) { // as in the importer's
-  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  lose(peer.shared_from_this(), out_of_memory());
 }
 
 void Exporter::announce_ready(ExportLoan& loan) {

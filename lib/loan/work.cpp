@@ -89,7 +89,7 @@ Result<Importer::Posted> Importer::begin_done(const std::shared_ptr<ImportLoan>&
   try {
     posted = post_done(loan, stream, *out.behind);
   } catch (const std::bad_alloc&) {
-    posted = fail(GPULOAN_ERR_NO_MEMORY, "out of memory");
+    posted = forward(out_of_memory());
   }
   if (posted) {
     out.passed = *posted;
@@ -145,14 +145,13 @@ Result<void> Importer::done_many(std::span<const std::shared_ptr<ImportLoan>> lo
   std::vector<Posted> posted;
   posted.reserve(loans.size());
   Result<void> refused;
-  const auto out_of_memory = [] { return fail(GPULOAN_ERR_NO_MEMORY, "out of memory"); };
   for (const auto& loan : loans) { // what throws must not leave the others half done
     try {
       auto begun = begin_done(loan, stream);
       if (begun) posted.push_back(std::move(*begun));
       else refused = forward(std::move(begun.error()));
     } catch (const std::bad_alloc&) {
-      refused = out_of_memory();
+      refused = forward(out_of_memory());
     }
     if (!refused) break;
   }
@@ -166,7 +165,7 @@ Result<void> Importer::done_many(std::span<const std::shared_ptr<ImportLoan>> lo
         auto settled = settle_done(posted[count], trash);
         if (!settled && refused) refused = std::move(settled);
       } catch (const std::bad_alloc&) {
-        if (refused) refused = out_of_memory();
+        if (refused) refused = forward(out_of_memory());
       }
     }
   }
@@ -220,7 +219,7 @@ void Importer::pump(ImporterPeer& peer) try {
     if (it != peers_.end()) lose(it->second, std::move(moved.error()));
   }
 } catch (const std::bad_alloc&) { // what has landed and was not told would be waited for
-  lose(peer.shared_from_this(), Error{GPULOAN_ERR_NO_MEMORY, "out of memory"});
+  lose(peer.shared_from_this(), out_of_memory());
 }
 
 // ---- Until it is over ---------------------------------------------------------------------------------------------
