@@ -91,7 +91,7 @@ gpuloan_status status_of(CuResult code) noexcept {
   return GPULOAN_ERR_DRIVER;
 }
 
-const char* remedy(CuResult code) noexcept {
+const char* remedy(CuResult code, bool simulated) noexcept {
   if (is_sticky(code)) return "; this process's CUDA context is unusable: end the process and start it again";
   if (is_capture(code)) return "; a stream of this process is in graph capture: end the capture first";
   if (code >= MpsConnectionFailed && code < MpsClientTerminated) return "; look at the MPS control daemon and its log";
@@ -101,7 +101,9 @@ const char* remedy(CuResult code) noexcept {
     case Deinitialized: return "; the driver is shutting down with the process";
     case DeviceUnavailable: return "; the device's compute mode is exclusive and another process has it, or prohibited: nvidia-smi -c DEFAULT lets all use it, and in exclusive mode MPS does";
     case InvalidContext: return "; the CUDA context was destroyed, or is not of this device";
-    case OperatingSystem: return "; look at RLIMIT_NOFILE and at the permissions of /dev/nvidia*";
+    case OperatingSystem:
+      if (simulated) return "; its line on stderr, \"gpuloan-sim: ...\", says what was refused: look at the file that GPULOAN_SIM_STATE names, and at RLIMIT_NOFILE";
+      return "; look at RLIMIT_NOFILE and at the permissions of /dev/nvidia*";
     case NotPermitted: return "; the driver does not permit it to this user or container";
     case NotSupported: return "; this device or platform (WSL2, vGPU, an integrated GPU) does not support it";
     case SystemNotReady: return "; start nvidia-fabricmanager, or wait for it";
@@ -137,7 +139,7 @@ Result<bool> Driver::over(const char* function, CuResult code) const {
 }
 
 Error Driver::error(const char* function, CuResult code) const {
-  return Error{status_of(code), std::string(function) + ": " + code_text(*this, code) + " [" + describe() + "]" + remedy(code)};
+  return Error{status_of(code), std::string(function) + ": " + code_text(*this, code) + " [" + describe() + "]" + remedy(code, simulated_)};
 }
 
 } // namespace gpuloan::driver

@@ -124,7 +124,7 @@ class StateFile {
  private:
   StateFile(Fd fd, FileIdentity identity, StateLayout* layout) noexcept
       : fd_(std::move(fd)), identity_(identity), layout_(layout) {}
-  [[nodiscard]] CuResult prepare();
+  [[nodiscard]] const char* prepare();
 
   static StateFile* instance_; // never destroyed
   Fd fd_;

@@ -192,5 +192,27 @@ class Library(unittest.TestCase):
         self.assertEqual((result.stdout, result.returncode), ("GPULOAN_ERR_STATE\n", 0), result.stderr)
 
 
+class SimulatedState(unittest.TestCase):
+    """What is said when GPULOAN_SIM_STATE names a file that cannot be used: which, why, and what to do."""
+
+    def test_files_that_cannot_be_used(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for file, mode, content in (("shared", 0o644, b""), ("foreign", 0o600, b"somebody's notes")):
+                (folder / file).write_bytes(content)
+                (folder / file).chmod(mode)
+            (folder / "link").symlink_to("shared")
+            for file, words in (("shared", "mode 0600"), ("foreign", "did not make it, or it is damaged"), ("link", "symbolic link"),
+                                (".", "a folder"), ("none/state", "folder does not exist")):
+                with self.subTest(file):
+                    result = python("import gpuloan\ntry: gpuloan.Exporter()\nexcept gpuloan.DeviceError as error: print(error)",
+                                    env=dict(os.environ, GPULOAN_SIM_STATE=str(folder / file)))
+                    self.assertIn(words, result.stderr)
+                    self.assertIn(f"GPULOAN_SIM_STATE, the state file {folder / file}: ", result.stderr)
+                    self.assertIn("the file that GPULOAN_SIM_STATE names", result.stdout)
+                    self.assertNotIn("/dev/nvidia", result.stdout)
+            self.assertEqual((folder / "foreign").read_bytes(), b"somebody's notes")
+
+
 if __name__ == "__main__":
     main()

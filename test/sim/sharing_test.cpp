@@ -4,6 +4,7 @@
 #include "child.hpp"
 #include "driver.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -299,4 +300,51 @@ TEST_CASE("a state file that is not safe is refused") {
   in_child(refused);
   machine.set("GPULOAN_SIM_STATE", "/nowhere/state");
   in_child(refused);
+}
+
+TEST_CASE("a file of another layout, or damaged, begins anew where nobody uses it; another program's file is left alone") {
+  Machine machine;
+  const auto starts = [](CuResult wanted) {
+    return [wanted] { CHECK(driver().cuInit(0) == wanted); };
+  };
+  const auto put = [&](off_t at, std::uint64_t word) {
+    const int fd = ::open(machine.state().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(::pwrite(fd, &word, sizeof word, at) == static_cast<ssize_t>(sizeof word));
+    ::close(fd);
+  };
+  const auto first_word = [&] {
+    const int fd = ::open(machine.state().c_str(), O_RDONLY | O_CLOEXEC);
+    std::uint64_t word = 0;
+    CHECK(::pread(fd, &word, sizeof word, 0) == static_cast<ssize_t>(sizeof word));
+    ::close(fd);
+    return word;
+  };
+  in_child(starts(Success));
+  const std::uint64_t mine = first_word(), older = mine - (std::uint64_t{1} << 56);
+  for (const bool version : {true, false}) {
+    const auto spoil = [&] { version ? put(0, older) : put(8, ~std::uint64_t{0}); }; // 8: how many allocations there are
+    spoil();
+    in_child(starts(Success));
+    CHECK(first_word() == mine);
+    Link link;
+    Child user([&] {
+      start();
+      static_cast<void>(create_chunk(2 * kMiB));
+      link.left().say(1);
+      CHECK(link.left().hear() == 2);
+    });
+    CHECK(link.right().hear() == 1);
+    spoil();
+    in_child(starts(OperatingSystem));
+    link.right().say(2);
+    user.finish();
+    in_child(starts(Success));
+  }
+  CHECK(::unlink(machine.state().c_str()) == 0);
+  put(0, 0x2121212165656565U);
+  in_child(starts(OperatingSystem));
+  CHECK(first_word() == 0x2121212165656565U);
+  struct stat info = {};
+  CHECK(::stat(machine.state().c_str(), &info) == 0);
+  CHECK(info.st_size == 8);
 }
