@@ -230,8 +230,9 @@ typedef struct gpuloan_context_options {
  * by name), FD_LIMIT, NO_MEMORY, SYSTEM. */
 GPULOAN_API gpuloan_status gpuloan_context_create(const gpuloan_context_options *options, gpuloan_context **out_context);
 /* Closes all peers, ends all loans (outcome PEER_LOST at the other side where they were open), frees the arena and every
- * object that belongs to the context, so no handle of it may be used afterwards, not even to drop it. Bounded: it does
- * not wait for peers, and about a second at most for each kind of this side's own GPU work on lent memory; memory that is
+ * object that belongs to the context, so no handle of it may be used afterwards, not even to drop it. Bounded: an
+ * importer waits a second at most until its turns that are done and its loans that were let go of are told, else nobody waits for
+ * peers; and about a second at most for each kind of this side's own GPU work on lent memory; memory that is
  * still in use then is left to the end of the process. */
 GPULOAN_API void gpuloan_context_destroy(gpuloan_context *context);
 
@@ -345,7 +346,7 @@ typedef struct gpuloan_peer_info {
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);
-/* Ends the connection; open loans end as for a lost peer. The handle is invalid afterwards: LOAN_ENDED events that still
+/* Ends the connection, as gpuloan_context_destroy does; open loans end as for a lost peer. The handle is invalid afterwards: LOAN_ENDED events that still
  * come name no peer. */
 GPULOAN_API void gpuloan_peer_close(gpuloan_peer *peer);
 
@@ -512,7 +513,8 @@ GPULOAN_API gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, ui
  * that was offered or acquired and not finished makes the outcome RETURNED; all work of the CUDA context is waited for
  * then, since nobody said which streams worked on it. After done of the last turn this does nothing. */
 GPULOAN_API gpuloan_status gpuloan_loan_return(gpuloan_loan *loan);
-/* Reports that the work failed: the outcome is FAILED with `reason` at the exporter. Then as return. */
+/* Reports that the work failed: the outcome is FAILED with `reason` at the exporter. Then as return. It reaches the exporter with the
+ * ACK; gpuloan_peer_close and gpuloan_context_destroy wait for that, a second at most, an exit of the process does not. */
 GPULOAN_API gpuloan_status gpuloan_loan_fail(gpuloan_loan *loan, const char *reason);
 
 /* ---- Both sides --------------------------------------------------------------------------------------------- */

@@ -338,7 +338,14 @@ void Context::no_memory_for(std::uint64_t tag) {
 
 void Context::close_peer(const std::shared_ptr<Peer>& peer) noexcept {
   std::shared_ptr<void> last;
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  if (!closed_) {
+    try {
+      see_off(lock, *peer, Deadline::after_ms(kSeeOffMs));
+    } catch (const std::exception& error) {
+      log_turn(error);
+    }
+  }
   if (!closed_) {
     if (!peer->lost && peer->phase == Peer::Phase::Ready) {
       channel::Record bye = channel::make_record(channel::Type::Bye);

@@ -60,6 +60,7 @@ struct Event {
 inline constexpr std::uint64_t kTickFirstNs = 50'000; // of polling words that a GPU writes
 inline constexpr std::uint64_t kTickMaxNs = 1'000'000;
 inline constexpr std::uint64_t kNever = UINT64_MAX;
+inline constexpr std::uint32_t kSeeOffMs = 1000; // of a connection that this side closes
 // A quarter more each time: what is polled is seen after at most a quarter more than it took.
 [[nodiscard]] constexpr std::uint64_t next_tick(std::uint64_t ns) noexcept { return std::min(ns + ns / 4, kTickMaxNs); }
 
@@ -147,6 +148,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   // Lock held, on the loop.
   virtual void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
   virtual void on_peer_lost(const std::shared_ptr<Peer>& peer) = 0;
+  virtual void see_off(Lock&, Peer&, const Deadline&) {} // lock held, and dropped meanwhile: this side closes the connection
   virtual void on_listener() {}
   virtual void on_peer_dead(const std::shared_ptr<Peer>&) {} // its pidfd fired
   [[nodiscard]] virtual bool awaits_death(const Peer&) const { return false; } // keep watching a lost peer's pidfd

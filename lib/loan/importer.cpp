@@ -53,8 +53,14 @@ Importer::~Importer() { close(); }
 void Importer::close() noexcept {
   bool watched = false;
   {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     if (closed_) return;
+    try {
+      const Deadline deadline = Deadline::after_ms(kSeeOffMs);
+      for (const auto& peer : std::vector(remembered_)) see_off(lock, *peer, deadline);
+    } catch (const std::exception& error) { // what they would have said is lost
+      GPULOAN_LOG(GPULOAN_LOG_WARNING, error.what());
+    }
     closed_ = true;
     for (const auto& [tag, peer] : peers_) lose(peer, loss("the importer closed its context"));
     notify();
@@ -501,6 +507,15 @@ void Importer::on_ready(ImporterPeer& peer, const channel::Turn& turn) {
 }
 
 // ---- Loss, ticks --------------------------------------------------------------------------------------------------
+
+// The ACK of a loan that was let go of follows our GPU work on it, and so does what DONE stands for: the end of the socket would
+// overtake the one with its reason, and say of the other that it never came. Not without end: the work may be stuck. Polls, as what ends
+// on another thread does not wake a loop of the caller's.
+void Importer::see_off(Lock& lock, Peer& base, const Deadline& deadline) {
+  const auto& peer = static_cast<const ImporterPeer&>(base);
+  const auto is_leaving = [](const auto& entry) { return entry.second->state == ImportState::Letting || entry.second->state == ImportState::Finishing; };
+  static_cast<void>(wait(lock, deadline, true, [&] { return peer.lost || (peer.outbox.empty() && std::none_of(peer.loans.begin(), peer.loans.end(), is_leaving)); }));
+}
 
 void Importer::on_peer_lost(const std::shared_ptr<Peer>& base) {
   auto& peer = static_cast<ImporterPeer&>(*base);

@@ -185,6 +185,7 @@ class Importer : public Context {
   // importer.cpp
   void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
+  void see_off(Lock& lock, Peer& peer, const Deadline& deadline) override;
   [[nodiscard]] std::uint64_t tick() override;
   void after_turn() override {
     static_cast<void>(completion_.poll());

@@ -28,6 +28,7 @@ constexpr Case kCases[] = {
     {"worker stopped for a while", stopped_worker, true},
     {"exporter killed", killed_exporter, true},
     {"worker closes with loans out", closed_worker},
+    {"worker closes right after its word", closed_after_its_word},
     {"two workers", two_workers},
     {"caller-driven importer", caller_importer},
     {"caller-driven exporter", caller_exporter, false, no_caller_driven},

@@ -37,6 +37,7 @@ void killed_exporter(const Bench& bench);
 int run_victim(int control, int loan_end, const Cell& cell); // the exporter that dies
 void stopped_worker(const Bench& bench);
 void closed_worker(const Bench& bench);
+void closed_after_its_word(const Bench& bench);
 void two_workers(const Bench& bench);
 
 void caller_importer(const Bench& bench);

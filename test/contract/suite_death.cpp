@@ -164,6 +164,40 @@ void closed_worker(const Bench& bench) {
   expect_nothing_kept(bench, exporter, used_at_start);
 }
 
+// What it said of its loans reaches the exporter before the end of its socket does, also while its GPU work goes on.
+void closed_after_its_word(const Bench& bench) {
+  // Closes the context, with a loop of its own or the caller's, or the connection alone.
+  for (const auto& [context, flags] : {std::pair{true, 0U}, {true, std::uint32_t{OpenCallerLoop}}, {false, 0U}}) {
+    Exporter exporter(bench);
+    Worker worker(bench, {.flags = flags});
+    gpuloan_peer* peer = exporter.attach(worker);
+    Region failed_region(peer, kBytes), done_region(peer, kBytes);
+    const Lent failed = lend(bench, peer, failed_region, {.access = GPULOAN_ACCESS_WRITE});
+    const Lent done = lend(bench, peer, done_region, {.access = GPULOAN_ACCESS_WRITE});
+    Borrowed fails = worker.offered(failed), does = worker.offered(done);
+    fails.acquire();
+    does.acquire();
+    worker.delay(1);
+    does.fill(6, 1);
+    does.done(1);
+    worker.delay(1);
+    fails.fail_with("the lamp is out");
+    Command close;
+    close.op = Op::ClosePeer;
+    if (context) worker.close();
+    else worker.call(close);
+    expect_status(gpuloan_loan_wait_end(failed, kWaitMs), GPULOAN_ERR_FAILED, "wait_end of the one that failed");
+    expect_contains(failed.report().outcome_text, "the lamp is out", "its outcome_text");
+    expect_equal(failed.report().memory_state, GPULOAN_MEMORY_RELEASED, "its memory_state");
+    done.ended();
+    expect_pattern(bench, done_region.pointer(), kBytes, 6);
+    failed_region.destroy();
+    done_region.destroy();
+    exporter.event(GPULOAN_EVENT_PEER_LOST);
+    if (!context) worker.close();
+  }
+}
+
 // Two peers of one exporter; what happens to one is nothing to the other.
 void two_workers(const Bench& bench) {
   Exporter exporter(bench);

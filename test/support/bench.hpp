@@ -85,6 +85,7 @@ class Worker {
   [[nodiscard]] bool idle(unsigned stream);
   void hold(unsigned stream);
   void release(unsigned stream);
+  void delay(unsigned stream);
   [[nodiscard]] pid_t fork_sleeper(); // a child of the worker's, which outlives it: the caller's to kill
   // Waits for an event; its text. `wanted` is the event's own status.
   std::string event(gpuloan_event_type type, gpuloan_status wanted = GPULOAN_OK, Where where = Where::current());

@@ -167,6 +167,8 @@ void Server::handle(const Command& command, Reply& reply) {
       return gpu().hold(command.stream);
     case Op::Release:
       return gpu().release(command.stream);
+    case Op::Delay:
+      return gpu().delay(command.stream);
     case Op::Idle:
       reply.value = gpu().idle(command.stream) ? 1 : 0;
       return;

@@ -31,6 +31,7 @@ enum class Op : std::uint32_t {
   Unref,
   Hold,    // stream
   Release, // stream
+  Delay,   // stream: 20 ms of work
   Idle,    // stream; value 1: idle
   Event,   // waits for an event of type `value`; timeout_ms
   Stats,

@@ -145,6 +145,13 @@ void Worker::release(unsigned stream) {
   call(command);
 }
 
+void Worker::delay(unsigned stream) {
+  Command command;
+  command.op = Op::Delay;
+  command.stream = stream;
+  call(command);
+}
+
 void Worker::fail_context() {
   Command command;
   command.op = Op::FailContext;
