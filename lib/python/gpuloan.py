@@ -1087,6 +1087,8 @@ def _milliseconds(timeout: Optional[float]) -> int:
 
 
 def _after_fork() -> None:
+    global _releasing
+    _releasing = threading.RLock()
     for context in list(_contexts):
         context.forked()
 
@@ -1409,6 +1411,7 @@ class Request(NamedTuple):
 
 _kept: Dict[int, Tuple[Any, Any]] = {}  # (semaphore, tensor) by the semaphore's address, until the library is done with the memory
 _lingering: Set[int] = set()  # those of them whose loan has ended
+_releasing = threading.RLock()  # an address is freed and used again in a moment: who finds it released lets go of it before others look
 _libc = ctypes.CDLL(None)
 _sem_post = ctypes.cast(_libc.sem_post, c_void_p).value
 
@@ -1427,11 +1430,13 @@ def _drop_released() -> None:
     """Lets go of the tensors whose memory nobody else can touch any more. Those of a lost worker may take as long as it takes to
     prove that it is gone, also beyond close()."""
     value = c_int()
-    for address in list(_lingering):
-        _libc.sem_getvalue(c_void_p(address), byref(value))
-        if value.value:
-            _lingering.discard(address)
-            _kept.pop(address, None)
+    over = []  # goes without the lock: tensors may run anything when they do
+    with _releasing:
+        for address in list(_lingering):
+            _libc.sem_getvalue(c_void_p(address), byref(value))
+            if value.value:
+                _lingering.discard(address)
+                over.append(_kept.pop(address, None))
 
 
 class _LoanBase:

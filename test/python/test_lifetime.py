@@ -52,6 +52,31 @@ class Kept(Case):
         eventually(lambda: gone() is None, "the tensor is let go")
         self.assertEqual((self.parent._early, self.parent._loans), ({}, {}))
 
+    def test_two_threads_look_at_once(self):
+        """One may let go of a tensor, and lend another whose semaphore has the address of the first, while the other looks."""
+        first, second = object(), object()
+        address = gpuloan._keep(first)
+        buffer = gpuloan._kept[address][0]
+        gpuloan._libc.sem_post(ctypes.c_void_p(address))
+        gpuloan._lingering.add(address)
+        real, threads = gpuloan._libc.sem_getvalue, []
+
+        def other():
+            gpuloan._drop_released()
+            gpuloan._kept[address] = (buffer, second)
+
+        def look(*arguments):
+            real(*arguments)
+            if not threads:
+                threads.append(threading.Thread(target=other))
+                threads[0].start()
+                threads[0].join(0.3)
+
+        with mock.patch.object(gpuloan._libc, "sem_getvalue", look):
+            gpuloan._drop_released()
+            threads[0].join(PATIENCE)
+        self.assertIs(gpuloan._kept.pop(address, (None, None))[1], second)
+
     def test_dlpack_producer_is_told(self):
         peer = self.spawn("mirror")
         before = len(gpuloan._exports)
