@@ -20,6 +20,7 @@ import collections
 import contextlib
 import ctypes
 import enum
+import operator
 import os
 import re
 import select
@@ -150,6 +151,27 @@ def _rung_mask(value: Any) -> int:
     return mask
 
 
+_BYTES_MAX = 2**63 - 1
+
+
+def _whole(value: Any, what: str, least: int = 0, most: int = _BYTES_MAX) -> int:
+    """An integer of the caller's, in its limits: 4.5 is none, and neither is "4"."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}, and has to be an integer") from None
+    if not least <= number <= most:
+        raise ValueError(f"{what} is {number}, and has to be from {least} to {most}")
+    return number
+
+
+def _extents(shape: Any, what: str = "shape") -> Tuple[int, ...]:
+    """A shape: an integer, or a sequence of them."""
+    if not hasattr(shape, "__iter__"):
+        return (_whole(shape, what),)
+    return tuple(_whole(extent, f"{what}[{index}] of {shape!r}") for index, extent in enumerate(shape))
+
+
 def _policy(value: Any) -> int:
     if isinstance(value, str) and value not in ("best", "zero_copy", "require_zero_copy"):
         raise _invalid(f"policy is {value!r}; it has to be 'best' or 'zero_copy'")
@@ -277,6 +299,10 @@ class _LendOptions(_Sized):
                 ("metadata_bytes", c_size_t), ("release", c_void_p), ("release_user", c_void_p), ("exclusive", c_uint32)]
 
 
+class _RegionOptions(_Sized):
+    _fields_ = [("size", c_size_t), ("bytes", c_uint64), ("alignment", c_uint64), ("access", c_uint32), ("memory", c_uint32)]
+
+
 class _RequestInfo(_Sized):
     _fields_ = [("size", c_size_t), ("peer", c_void_p), ("bytes", c_uint64), ("alignment", c_uint64), ("memory", c_uint32),
                 ("onward", c_uint32), ("metadata", c_void_p), ("metadata_bytes", c_size_t)]
@@ -330,6 +356,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "context_adopt": (c_int, [c_void_p, c_int, c_uint32, POINTER(c_void_p)]),
     "peer_info_get": (c_int, [c_void_p, POINTER(_PeerInfo)]),
     "peer_close": (None, [c_void_p]),
+    "region_create": (c_int, [c_void_p, POINTER(_RegionOptions), POINTER(c_void_p)]),
     "region_destroy": (c_int, [c_void_p]),
     "region_pointer": (c_uint64, [c_void_p]),
     "region_host": (c_void_p, [c_void_p]),
@@ -786,6 +813,10 @@ class _Layout(NamedTuple):
     offset: int  # bytes from the loan's start to element 0
     user: bytes
 
+    @property
+    def nbytes(self) -> int:
+        return _count(self.shape) * self.kind.itemsize
+
 
 def _pack(layout: _Layout) -> bytes:
     ndim = len(layout.shape)
@@ -795,6 +826,14 @@ def _pack(layout: _Layout) -> bytes:
         raise _invalid(f"the shape takes {len(data) - len(layout.user)} bytes and user {len(layout.user)} of the {_METADATA_MAX} that "
                        "there are: make user shorter, and send the rest some other way")
     return data
+
+
+def _wanted(shape: Any, dtype: Any, user: bytes = b"") -> _Layout:
+    """Of a new array, which is contiguous."""
+    kind, extents = _type_of(dtype), _extents(shape)
+    if _count(extents) * kind.itemsize > _BYTES_MAX:
+        raise ValueError(f"shape {extents} of {kind.name} has {_count(extents) * kind.itemsize} bytes: more than any memory")
+    return _Layout(kind, extents, _contiguous_strides(extents), 0, user)
 
 
 def _user_bytes(user: Any) -> bytes:
@@ -940,7 +979,9 @@ class _Context:
         self.handle = handle
         self.alive = True
         self.driver_name = driver
-        self.device = device if device is not None and device >= 0 else None
+        self._simulated: Optional[bool] = None
+        self.device_wanted = device is None or device >= 0
+        self.device = device if self.device_wanted else None
         self.events = threading.RLock()  # held while events are taken and handled, so that they keep their order
         self._init_process()
         self._busy: Deque[int] = collections.deque()  # regions whose last reference went while they were lent
@@ -1055,6 +1096,13 @@ class _Context:
         with self.lock:
             self.changed.notify_all()
         return True
+
+    def array_of(self, region: c_void_p, layout: _Layout, on_host: bool) -> DeviceArray:
+        """The array that owns a region of the parent's."""
+        hold = _Hold(self, region.value, _lib.gpuloan_region_destroy)
+        pointer = self.value(_lib.gpuloan_region_pointer, region)
+        host = self.value(_lib.gpuloan_region_host, region) or 0
+        return DeviceArray(self, hold, layout, pointer, host, False, on_host or bool(host))
 
     def driver(self) -> _Driver:
         return _Driver.of(self.driver_name)
@@ -1530,6 +1578,28 @@ class Peer:
     def pid(self) -> int:
         return int(self.info().pid)
 
+    def empty(self, shape: Any, dtype: Any, *, access: Any = "read", memory: Any = None, alignment: int = 0) -> DeviceArray:
+        """Memory of the arena, of this worker's part, to fill and to lend() to it without a copy: for parents without a framework.
+
+        shape: a sequence of integers, or one of them; the array is contiguous (C order) and its bytes are undefined. dtype: a name, or a
+        framework's dtype. access: of the loans it is made for; what is made for "write" can be lent for read as well. memory: "host"
+        for memory of the CPU (always so without a device): .host is a memoryview of its bytes. alignment: bytes, a power of two up to
+        2 MiB; 0: 256. Write with copy_from(bytes), .host or a framework's view, before it is lent.
+
+        The array owns the memory: it goes back to the arena with the last reference, once no loan of it is out, also when the worker
+        is gone. Raises LIMIT and DEVICE_MEMORY as a request of the worker's would.
+        """
+        if self._hold.handle is None:
+            raise _error(_STATE, "this worker's connection was closed by close(): spawn() another")
+        context = self._context
+        layout = _wanted(shape, dtype)
+        wanted = _number(Memory, memory, "memory") if context.device_wanted else Memory.HOST
+        options = _RegionOptions(bytes=layout.nbytes, alignment=_whole(alignment, "alignment"),
+                                 access=_number(Access, access, "access"), memory=wanted)
+        region = c_void_p()
+        context.call(_lib.gpuloan_region_create, self._hold.handle, byref(options), byref(region))
+        return context.array_of(region, layout, wanted == Memory.HOST)
+
     def lend(self, tensor: Any, access: Any = "read", *, stream: Any = None, policy: Any = "best", rungs: Any = None, gate: Any = None,
              keep_open: bool = False, memory: Any = None, user: bytes = b"", exclusive: bool = False) -> Loan:
         """Lends a tensor in device memory; the worker gets it with its dtype, shape and strides.
@@ -1549,8 +1619,11 @@ class Peer:
         wanted = _number(Access, access, "access")
         order = _stream_of(stream, tensor, self._context.device)
         source = _source(tensor, order)
-        if source.host:
-            raise _invalid("the array is in host memory that no device sees, and only device memory is lent: copy it to the GPU first")
+        if source.host and tensor._context is not self._context:
+            raise _invalid("the array is in host memory of another parent's, and only device memory and this parent's own is lent: copy it "
+                           "into an array of empty()")
+        if source.host and stream is None:
+            order = STREAM_CPU
         _check_layout(source, wanted)
         metadata = _pack(_Layout(source.kind, source.shape, source.strides, 0, _user_bytes(user)))
         exporter = self._exporter
@@ -2008,10 +2081,7 @@ class Exporter:
         context = self._context
         region, handle = c_void_p(), c_void_p()
         context.call(_lib.gpuloan_request_grant, request, None, byref(region), byref(handle))
-        hold = _Hold(context, region.value, _lib.gpuloan_region_destroy)
-        pointer = context.value(_lib.gpuloan_region_pointer, region)
-        host = context.value(_lib.gpuloan_region_host, region) or 0
-        self._granted(peer, handle, DeviceArray(context, hold, layout, pointer, host, False, bool(host)), 0)
+        self._granted(peer, handle, context.array_of(region, layout, not context.device_wanted), 0)
 
     def _grant_tensor(self, peer: Peer, request: int, layout: _Layout, tensor: Any) -> None:
         context = self._context

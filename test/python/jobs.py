@@ -179,7 +179,7 @@ def denied(peer):
 def on_host(peer):
     with peer.request((2, 3), "int16", memory="host") as out:
         out.host[:] = bytes(range(12))
-    peer.next_loan()
+    mirror(peer)
 
 
 def linger(peer):

@@ -47,7 +47,8 @@ class Declarations(unittest.TestCase):
 
     def test_structs(self):
         names = {gpuloan._ContextOptions: "context_options", gpuloan._EventStruct: "event", gpuloan._Stats: "stats", gpuloan._Key: "key",
-                 gpuloan._PeerInfo: "peer_info", gpuloan._LendOptions: "lend_options", gpuloan._RequestInfo: "request_info",
+                 gpuloan._PeerInfo: "peer_info", gpuloan._RegionOptions: "region_options",
+                 gpuloan._LendOptions: "lend_options", gpuloan._RequestInfo: "request_info",
                  gpuloan._RequestOptions: "request_options", gpuloan._View: "view", gpuloan._LoanReport: "loan_report",
                  gpuloan._DeviceInfo: "device_info", gpuloan._DriverInfo: "driver_info"}
         self.assertEqual(set(gpuloan._Sized.__subclasses__()) - set(names), set())  # none is left out

@@ -239,8 +239,13 @@ class WithoutDevice(Case):
         self.assertEqual(result.copy_from(bytes(range(12, 24))), 12)
         with self.assertRaises(AttributeError):
             result.__cuda_array_interface__
-        with self.refused(gpuloan.CallError, "host memory", "copy it to the GPU"):
-            peer.lend(result)
+        loan = peer.lend(result)  # in place, as all memory of this parent's
+        self.assertEqual(str(loan.report().rung), "host")
+        loan.wait(PATIENCE)
+        self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), bytes(255 - value for value in range(12, 24)))
+        with gpuloan.Exporter(device=-1) as other:
+            with self.refused(gpuloan.CallError, "host memory of another parent's", "empty()"):
+                other.spawn(worker("mirror"), timeout=PATIENCE).lend(result)
         view = result.host
         del result
         collect()

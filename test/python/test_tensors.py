@@ -9,7 +9,7 @@ import types
 import unittest
 from unittest import mock
 
-from support import Case, PATIENCE, collect, main
+from support import Case, PATIENCE, collect, eventually, main
 import fakes
 import gpuloan
 
@@ -238,6 +238,97 @@ class Out(Case):
             with self.refused(gpuloan.CallError, words):
                 self.array.copy_from(x)
         self.assertEqual(self.array.copy_to_host(), b"abcdefghijkl")
+
+
+class Empty(Case):
+    """Memory that the parent makes by itself, with no framework."""
+
+    options = {"account_bytes": 64 << 20}
+
+    def test_input(self):
+        peer = self.spawn("mirror")
+        array = peer.empty((2, 3), "float32", alignment=4096)
+        self.assertEqual((array.dtype, array.shape, array.strides, array.nbytes), ("float32", (2, 3), (3, 1), 24))
+        self.assertEqual((array.pointer % 4096, array.host, array.report), (0, None, None))
+        data = struct.pack("<6f", *range(6))
+        self.assertEqual(array.copy_from(data), 24)
+        loan = peer.lend(array, user=b"input")
+        loan.wait(PATIENCE)
+        report = loan.report()
+        self.assertEqual((str(report.rung), report.copied_bytes), ("vmm", 0))
+        result = self.parent.next_result(PATIENCE)
+        self.assertEqual((result.dtype, result.shape), ("float32", (2, 3)))
+        self.assertEqual(bytes(255 - value for value in result.copy_to_host()), data)
+        self.assertEqual(array.copy_to_host(), data)  # still this process' own
+
+    def test_written_in_place(self):
+        peer = self.spawn("invert")
+        array = peer.empty(4, "uint8", access="write")
+        array.copy_from(b"\x00\x01\x02\x03")
+        peer.lend(array, "write").wait(PATIENCE)
+        self.assertEqual(array.copy_to_host(), b"\xff\xfe\xfd\xfc")
+
+    def test_without_elements(self):
+        peer = self.spawn("mirror")
+        peer.lend(peer.empty((0, 3), "int16")).wait(PATIENCE)
+        self.assertEqual(self.parent.next_result(PATIENCE).shape, (0, 3))
+
+    def test_lives_as_long_as_it_is_referenced_or_lent(self):
+        peer = self.spawn("hold")
+        array = peer.empty(4096, "uint8")
+        consumer = fakes.Consumer(array.__dlpack__())
+        del array
+        collect()
+        self.assertEqual(self.parent.stats().live_bytes, 4096)
+        consumer.release()
+        self.assertEqual(self.parent.stats().live_bytes, 0)
+        array = peer.empty(4096, "uint8")
+        array.copy_from(bytes(4096))
+        loan = peer.lend(array)
+        peer.process.kill()
+        with self.refused(gpuloan.PeerError):
+            loan.wait(PATIENCE)
+        self.assertEqual(array.copy_to_host(), bytes(4096))  # the parent's, also without the worker
+        del array, loan
+        eventually(lambda: collect() or self.parent.stats().live_bytes == 0, "the memory is back")
+
+    def test_host_memory(self):
+        peer = self.spawn("mirror")
+        array = peer.empty(4, "uint8", memory="host")
+        array.host[:] = b"abcd"
+        loan = peer.lend(array, memory="host")
+        loan.wait(PATIENCE)
+        self.assertEqual(str(loan.report().rung), "host")
+        self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), bytes(255 - value for value in b"abcd"))
+
+    def test_refused(self):
+        peer = self.spawn("mirror")
+        for arguments, options, words in (((4, "float4"), {}, "float4"), ((4, "uint8"), {"access": "both"}, "access"),
+                                          ((4, "uint8"), {"memory": "disk"}, "memory"), ((4, "uint8"), {"alignment": 3}, "power of two"),
+                                          ((1 << 30, "uint8"), {}, "limit of 67108864")):
+            with self.subTest(arguments), self.refused(gpuloan.CallError, words):
+                peer.empty(*arguments, **options)
+        array = peer.empty(4, "uint8")
+        with self.refused(gpuloan.CallError, "write"):
+            peer.lend(array, "write")
+        peer.close()
+        with self.refused(gpuloan.CallError, "closed"):
+            peer.empty(4, "uint8")
+
+
+class EmptyWithoutDevice(Case):
+    options = {"device": -1}
+
+    def test_input(self):
+        """A parent and a worker without a GPU: in place, nothing is copied."""
+        peer = self.spawn("mirror")
+        array = peer.empty((2, 2), "int16")
+        array.host[:] = b"abcdefgh"
+        loan = peer.lend(array)
+        loan.wait(PATIENCE)
+        self.assertEqual((str(loan.report().rung), loan.report().copied_bytes), ("host", 0))
+        self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), bytes(255 - value for value in b"abcdefgh"))
+        peer.lend(peer.empty(0, "uint8")).wait(PATIENCE)
 
 
 class Frameworks(Case):
