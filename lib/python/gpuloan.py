@@ -143,11 +143,14 @@ def _number(kind: Any, value: Any, what: str) -> int:
 
 
 def _rung_mask(value: Any) -> int:
-    if value is None or isinstance(value, int):
-        return int(value or 0)
+    if value is None:
+        return 0
     mask = 0
-    for one in value.replace(",", " ").split() if isinstance(value, str) else value:
+    for one in value.replace(",", " ").split() if isinstance(value, str) else (value,) if isinstance(value, int) else value:
         mask |= _number(Rung, one, "rungs")
+    if mask == 0:
+        raise _invalid(f"rungs is {value!r}, which leaves nothing to lend over: name one or more of 'vmm', 'pool', 'ipc' and 'host', or "
+                       "leave it out")
     return mask
 
 
@@ -464,22 +467,26 @@ def driver_info(driver: Optional[str] = None) -> Any:
     return _Fields(info, {})
 
 
+def _ordinal(device: Any, least: int = 0) -> int:
+    return _whole(device, "device", least, 2**31 - 1)
+
+
 def device_info(ordinal: int = 0, driver: Optional[str] = None) -> Any:
     """The attributes of gpuloan_device_info (uuid: 16 bytes), of the device with that number in this process."""
     info = _DeviceInfo()
-    _check(_lib.gpuloan_device_probe(_driver_name(driver), ordinal, byref(info)))
+    _check(_lib.gpuloan_device_probe(_driver_name(driver), _ordinal(ordinal), byref(info)))
     return _Fields(info, {})
 
 
 def pool_install(device: int = 0) -> None:
     """EXPERIMENTAL. Makes what cudaMallocAsync hands out from now on lendable by the rung "pool" (gpuloan_pool_install). For
     PyTorch: before `import torch`, with PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync."""
-    _check(_lib.gpuloan_pool_install(device))
+    _check(_lib.gpuloan_pool_install(_ordinal(device)))
 
 
 def pool_uninstall(device: int = 0) -> None:
     """EXPERIMENTAL. Undoes pool_install; memory that is still in use stays valid (gpuloan_pool_uninstall)."""
-    _check(_lib.gpuloan_pool_uninstall(device))
+    _check(_lib.gpuloan_pool_uninstall(_ordinal(device)))
 
 
 _torch_pools: Dict[int, Tuple[Any, Any]] = {}  # by device, for ever: memory of a pool may outlive every block that used it
@@ -508,7 +515,7 @@ def torch_pool(device: Optional[int] = None) -> Iterator[Any]:
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):
         raise _error(_UNSUPPORTED, f"torch_pool: PyTorch {torch.__version__} has no torch.cuda.MemPool: it needs 2.5 or newer. Without it "
                                    "use expandable_segments, or the default allocator, which lends by the rung ipc")
-    ordinal = torch.cuda.current_device() if device is None else device
+    ordinal = torch.cuda.current_device() if device is None else _ordinal(device)
     if ordinal not in _torch_pools:
         allocator = torch.cuda.memory.CUDAPluggableAllocator(_library_path(), "gpuloan_torch_malloc", "gpuloan_torch_free")
         with torch.cuda.device(ordinal):
@@ -667,6 +674,10 @@ def _on_cpu(tensor: Any, how: str = "") -> Error:
                     "(tensor.cuda(), cupy.asarray(x), jax.device_put(x)), or request host memory (memory=\"host\") and write into that")
 
 
+def _steps(strides: Any) -> Tuple[int, ...]:
+    return tuple(_whole(step, f"stride[{index}]", -_BYTES_MAX) for index, step in enumerate(strides))
+
+
 def _from_data_ptr(tensor: Any) -> _Source:
     device = getattr(tensor, "device", None)
     place = getattr(device, "type", None)
@@ -681,8 +692,7 @@ def _from_data_ptr(tensor: Any) -> _Source:
     kind = _type_of(tensor.dtype)
     if tensor.element_size() != kind.itemsize:
         raise _invalid(f"the tensor says {tensor.element_size()} bytes for an element of {kind.name}, which has {kind.itemsize}")
-    return _Source(tensor, int(tensor.data_ptr()), kind, tuple(int(n) for n in tensor.shape),
-                   tuple(int(n) for n in tensor.stride()), False, False)
+    return _Source(tensor, int(tensor.data_ptr()), kind, _extents(tensor.shape), _steps(tensor.stride()), False, False)
 
 
 def _from_cuda_array(tensor: Any, interface: Mapping[str, Any]) -> Optional[_Source]:
@@ -692,11 +702,12 @@ def _from_cuda_array(tensor: Any, interface: Mapping[str, Any]) -> Optional[_Sou
     if interface.get("mask") is not None:
         raise _invalid("the array has a mask, which cannot be lent: lend its data and its mask one by one")
     kind = _BY_TYPESTR[typestr[1:]]
-    shape = tuple(int(n) for n in interface["shape"])
+    shape = _extents(interface["shape"])
     given = interface.get("strides")
-    if given is not None and any(step % kind.itemsize for step in given):
-        raise _invalid(f"the array's strides {tuple(given)} (bytes) are no multiples of its element's {kind.itemsize} bytes")
-    strides = _contiguous_strides(shape) if given is None else tuple(int(step) // kind.itemsize for step in given)
+    steps = _steps(given or ())
+    if any(step % kind.itemsize for step in steps):
+        raise _invalid(f"the array's strides {steps} (bytes) are no multiples of its element's {kind.itemsize} bytes")
+    strides = _contiguous_strides(shape) if given is None else tuple(step // kind.itemsize for step in steps)
     pointer, read_only = interface["data"]
     return _Source(tensor, int(pointer or 0), kind, shape, strides, bool(read_only), False)
 
@@ -750,7 +761,7 @@ def _from_jax(tensor: Any, stream: int) -> _Source:
         except Exception:  # an old DLPack has no fp8; the array is contiguous then, as JAX makes them
             if not hasattr(tensor, "unsafe_buffer_pointer"):
                 raise
-            shape = tuple(int(n) for n in tensor.shape)
+            shape = _extents(tensor.shape)
             pointer = int(tensor.unsafe_buffer_pointer())
             source = _Source(tensor, pointer, _type_of(tensor.dtype), shape, _contiguous_strides(shape), True, False)
     return source._replace(read_only=True)
@@ -971,8 +982,14 @@ class _Context:
         unknown = sorted(set(numbers) - set(_OPTIONS))
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}: there are {', '.join(_OPTIONS)}")
+        sizes = {field[0]: ctypes.sizeof(field[1]) for field in _ContextOptions._fields_}
+        numbers = {name: _whole(value, name, 0, 2**(8 * sizes[name]) - 1) for name, value in numbers.items()}
+        device = None if device is None else _ordinal(device, -1)
+        mask = _rung_mask(rungs)
+        if device == -1 and mask and not mask & Rung.HOST:
+            raise _invalid(f"rungs is {rungs!r}, and without a device (device=-1) only 'host' carries loans: leave one of the two out")
         flags = 0 if device is None else _CONTEXT_NO_DEVICE if device < 0 else _CONTEXT_DEVICE
-        options = _ContextOptions(role=role, flags=flags, driver=_driver_name(driver), device=max(device or 0, 0), rungs=_rung_mask(rungs),
+        options = _ContextOptions(role=role, flags=flags, driver=_driver_name(driver), device=max(device or 0, 0), rungs=mask,
                                   gate=_number(Gate, gate, "gate"), engine=_number(Engine, engine, "engine"), **numbers)
         handle = c_void_p()
         _check(_lib.gpuloan_context_create(byref(options), byref(handle)))
@@ -2300,12 +2317,9 @@ class Worker:
         two up to 2 MiB; 0: 256. memory: "host" to see it as memory of the CPU; the parent's result is device memory where it has a
         device. Raises LoanError when it was denied, with the parent's reason.
         """
-        kind = _type_of(dtype)
-        extents = (int(shape),) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in extents):
-            raise _invalid(f"shape {extents} has a negative extent")
-        metadata = _pack(_Layout(kind, extents, _contiguous_strides(extents), 0, _user_bytes(user)))
-        options = _RequestOptions(bytes=_count(extents) * kind.itemsize, alignment=alignment, onward=onward,
+        layout = _wanted(shape, dtype, _user_bytes(user))
+        metadata = _pack(layout)
+        options = _RequestOptions(bytes=layout.nbytes, alignment=_whole(alignment, "alignment"), onward=onward,
                                   memory=_number(Memory, memory, "memory"), metadata=metadata, metadata_bytes=len(metadata))
         if self._hold is None:
             raise _error(_STATE, "the worker is not connected")
