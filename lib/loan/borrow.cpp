@@ -327,7 +327,7 @@ Result<void> Importer::give_back(const std::shared_ptr<ImportLoan>& loan, gpuloa
   if (status != GPULOAN_OK) {
     loan->set_outcome(status, reason.empty() ? "the importer's work failed" : std::string(reason));
   } else if (before == ImportState::Offered || before == ImportState::Held) {
-    loan->set_outcome(GPULOAN_ERR_RETURNED, "returned without finishing turn " + std::to_string(loan->turn));
+    loan->set_outcome(GPULOAN_ERR_RETURNED, "let go of without done: turn " + std::to_string(loan->turn) + " was not finished");
   }
   if (before == ImportState::Requested) { // the answer is still to come
     loan->let_go = true;

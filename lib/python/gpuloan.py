@@ -20,10 +20,12 @@ import collections
 import contextlib
 import ctypes
 import enum
+import gc
 import operator
 import os
 import re
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -231,7 +233,7 @@ class ProcessError(Error):
 
 TimeoutError_ = Timeout
 _INVALID, _TIMEOUT, _BUSY, _STATE, _UNSUPPORTED = -1, -2, -3, -4, -9
-_DENIED, _PEER_LOST, _CONNECT, _FORKED = -22, -40, -46, -80
+_DENIED, _RETURNED, _PEER_LOST, _CONNECT, _FORKED = -22, -23, -40, -46, -80
 
 
 def _error(status: int, text: str) -> Error:
@@ -374,6 +376,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "request_send": (c_int, [c_void_p, POINTER(_RequestOptions), POINTER(c_void_p)]),
     "loan_acquire": (c_int, [c_void_p, c_uint32, POINTER(_View)]),
     "loan_done": (c_int, [c_void_p, c_void_p]),
+    "loan_return": (c_int, [c_void_p]),
     "loan_fail": (c_int, [c_void_p, c_char_p]),
     "loan_wait_done": (c_int, [c_void_p, c_uint32]),
     "loan_wait_end": (c_int, [c_void_p, c_uint32]),
@@ -1518,6 +1521,18 @@ class _LoanBase:
         return Report(report)
 
 
+def _told(error: Any, peer: Optional[Peer], what: str, patience: float = 0.2) -> Any:
+    """The error with what this side knows better than the library: what the worker forgot, how its process ended."""
+    if isinstance(error, LoanError) and error.status == _RETURNED:
+        error.args = (f"the worker let go of the {what} without done(): it has to say done() or fail() before, or to use `with` "
+                      f"({error})",)
+    elif isinstance(error, PeerError) and peer is not None:
+        ending = peer._ending(patience)
+        if ending and ending not in str(error):
+            error.args = (f"{error}; {ending}",)
+    return error
+
+
 class Loan(_LoanBase):
     """A tensor that was lent to a worker, at the parent. `await loan` is as wait(), without blocking the loop.
 
@@ -1538,11 +1553,19 @@ class Loan(_LoanBase):
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits until the loan has ended: RELEASE. Raises its outcome where that is not good, and Timeout."""
-        self._context.wait(timeout, _lib.gpuloan_loan_wait_end, self._hold.handle)
+        self._wait(timeout, _lib.gpuloan_loan_wait_end)
+
+    def _wait(self, timeout: Optional[float], function: Any) -> None:
+        try:
+            self._context.wait(timeout, function, self._hold.handle)
+        except (LoanError, PeerError) as error:
+            if function is not _lib.gpuloan_loan_wait_done:  # the others return when it has ended
+                self._exporter._catch_up(self)
+            raise _told(error, self.peer, "loan")
 
     def wait_done(self, timeout: Optional[float] = None) -> None:
         """Waits for DONE of the current turn: the worker's work is complete, and this process may read what it wrote."""
-        self._context.wait(timeout, _lib.gpuloan_loan_wait_done, self._hold.handle)
+        self._wait(timeout, _lib.gpuloan_loan_wait_done)
 
     def ready(self, stream: Any = None) -> None:
         """The next turn of a loan that was lent with keep_open, behind the work now in stream."""
@@ -1550,7 +1573,7 @@ class Loan(_LoanBase):
 
     def reclaim(self, timeout: Optional[float] = None) -> None:
         """Asks for a keep_open loan back and waits until it is: no further turn comes."""
-        self._context.wait(timeout, _lib.gpuloan_reclaim, self._hold.handle)
+        self._wait(timeout, _lib.gpuloan_reclaim)
 
     def cancel(self, reason: str = "") -> None:
         """Ends a loan to a worker that is stuck. Its memory stays referenced until the worker lets go or is proven gone."""
@@ -1561,6 +1584,8 @@ class Loan(_LoanBase):
 
     async def _ended(self) -> None:
         await self._exporter._until(lambda: self._outcome is not None or not self._context.alive)
+        if self._outcome is not None and isinstance(_error(*self._outcome), PeerError):
+            await self.peer._ended()
         self.wait(0)  # raises what the outcome is
 
 
@@ -1574,6 +1599,18 @@ class _Grant(_LoanBase):
         self.peer, self.user = result.peer, result.user
 
 
+def _how_it_ended(process: subprocess.Popen[Any]) -> str:
+    code = process.poll()
+    if code is None:
+        return ""
+    if code >= 0:
+        return f"the worker, process {process.pid}, ended with exit code {code}"
+    name = str(-code)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    return f"the worker, process {process.pid}, was killed by {name}"
+
+
 class Peer:
     """A worker, at the parent. process: its Popen where spawn() started it, else None."""
 
@@ -1582,7 +1619,36 @@ class Peer:
         self._context = exporter._context
         self._hold = _Hold(self._context, handle, _lib.gpuloan_peer_close)
         self.process: Optional[subprocess.Popen[Any]] = None
-        self.lost: Optional[str] = None  #: the reason, once the connection is over
+        self._lost: Optional[str] = None
+        self._waited = False  # for the process' end
+
+    @property
+    def lost(self) -> Optional[str]:
+        """The reason, once the connection is over; else None."""
+        ending = self._ending(0) if self._lost else ""
+        return f"{self._lost}; {ending}" if ending else self._lost
+
+    def _ending(self, patience: float) -> str:
+        """How the process ended that spawn() started; "" where it goes on, is not known, or its connection was closed by us. It may be
+        seen a little later than the end of its socket, so it is waited for once."""
+        process = self.process
+        if process is None or self._hold.handle is None:
+            return ""
+        end = time.monotonic() + (0 if self._waited else patience)
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.005)
+        self._waited = self._waited or patience > 0
+        return _how_it_ended(process)
+
+    async def _ended(self) -> None:
+        """The same wait for those on an asyncio loop."""
+        import asyncio
+
+        for _ in range(20):
+            if self.process is None or self._waited or self.process.poll() is not None:
+                break
+            await asyncio.sleep(0.01)
+        self._waited = True
 
     def info(self) -> Any:
         """The attributes of gpuloan_peer_info."""
@@ -1655,9 +1721,9 @@ class Peer:
         try:
             pointer = source.pointer if covered else 0
             self._context.call(_lib.gpuloan_lend, self._hold.handle, pointer, covered, byref(options), byref(handle))
-        except BaseException:
+        except BaseException as error:
             _kept.pop(address, None)
-            raise
+            raise _told(error, self, "loan")
         loan = Loan(exporter, self, handle, address)
         exporter._register(handle, loan)
         return loan
@@ -1795,7 +1861,6 @@ class Exporter:
                 with process:  # closes its pipes, and waits
                     raise
         self._processes = [one for one in self._processes if one.poll() is None] + [process]
-        peer.process = process
         return peer
 
     def attach(self, end: Any, account: str = "", timeout: Optional[float] = 30.0) -> Optional[Peer]:
@@ -1834,7 +1899,7 @@ class Exporter:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
                 if process.returncode is not None:
-                    found = _error(found.status, f"the worker ended with {process.returncode} before its handshake was over: {found}. "
+                    found = _error(found.status, f"{_how_it_ended(process)} before its handshake was over: {found}. "
                                    "What it wrote to stderr says why; it has to import gpuloan (PYTHONPATH, GPULOAN_LIBRARY, also where "
                                    "env= is given) and to call gpuloan.worker()")
             raise found
@@ -1874,7 +1939,10 @@ class Exporter:
 
     async def result(self, peer: Optional[Peer] = None) -> DeviceArray:
         """As next_result(), on the running asyncio loop."""
-        return self._give(await self._until(lambda: self._find_result(peer)))
+        found = await self._until(lambda: self._find_result(peer))
+        if isinstance(found, PeerError) and found.peer is not None:
+            await found.peer._ended()
+        return self._give(found)
 
     def _find_result(self, peer: Optional[Peer]) -> Any:
         for index, (owner, value) in enumerate(self._results):
@@ -1884,17 +1952,20 @@ class Exporter:
         pending = any(isinstance(one, _Grant) and peer in (None, one.peer) for one in self._loans.values())
         if pending or not self._context.alive:
             return None
-        if peer is not None and peer.lost is not None:
-            return _about(_error(_PEER_LOST, f"no result will come: {peer.lost}"), peer, b"")
+        if peer is not None and peer._lost is not None:
+            return _about(_error(_PEER_LOST, f"no result will come: {peer._lost}"), peer, b"")
         if peer is None and not self._peers and not self._attaches and not self._listens:
             return _error(_PEER_LOST, "no result will come: there is no worker (spawn() or attach() one)")
         return None
 
     @staticmethod
     def _give(found: Union[DeviceArray, BaseException]) -> DeviceArray:
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        try:
+            if isinstance(found, BaseException):
+                raise _told(found, found.peer if isinstance(found, Error) else None, "result")
+            return found
+        finally:
+            del found  # else the error's traceback would keep the error
 
     # Events: taken by the thread, or by an asyncio loop while something is awaited there.
 
@@ -1961,6 +2032,12 @@ class Exporter:
                     continue
             select.select([self._fd], [], [], deadline.left())
             self._drain()
+
+    def _catch_up(self, loan: Loan) -> None:
+        """Until the end of the loan was handled here too, and with it what ended before: requests of a job that failed, say."""
+        if threading.current_thread() is not self._thread:
+            with contextlib.suppress(Error):
+                self._wait(lambda: loan._outcome, 1.0, "its event")
 
     async def _until(self, ready: Callable[[], Any]) -> Any:
         import asyncio
@@ -2031,13 +2108,14 @@ class Exporter:
             if exact or others:
                 attach = (exact or others)[0]
                 self._attaches.remove(attach)
+                peer.process = attach.process
                 attach.answer = peer
             else:
                 self._new_peers.append(peer)
 
     def _lose(self, peer: Peer, reason: str) -> None:
         with self._context.lock:
-            peer.lost = peer.lost or reason
+            peer._lost = peer._lost or reason
             self._peers.pop(peer._hold.handle, None)
             if peer in self._new_peers:
                 self._new_peers.remove(peer)
@@ -2164,6 +2242,7 @@ class Borrowed(_LoanBase):
         metadata = ctypes.string_at(view.metadata, view.metadata_bytes) if view.metadata_bytes else b""
         layout = _unpack(metadata, view.bytes)
         self._hold.turn = view.turn
+        self._worker._hold_open(self._hold)
         self._user = layout.user
         self._array = DeviceArray(self._context, self._hold, layout, view.pointer, view.host or 0, view.access == Access.READ,
                                   bool(view.host))
@@ -2206,7 +2285,6 @@ class Borrowed(_LoanBase):
     def fail(self, reason: str = "") -> None:
         """Gives it back and tells the parent that the work failed, and why."""
         self._context.call(_lib.gpuloan_loan_fail, self._hold.handle, reason.encode())
-        self._worker._failed.append(self._hold)
         self._over_by = self._over_by or "fail"
         self._over()
 
@@ -2246,7 +2324,8 @@ class Worker:
         self._lost: Optional[Tuple[int, str]] = None
         self._timeout = timeout
         self._hold: Optional[_Hold] = None
-        self._failed: Deque[_Hold] = collections.deque(maxlen=64)  # the last loans that failed
+        self._sweep_at = 0.0
+        self._open: weakref.WeakSet[_Hold] = weakref.WeakSet()  # what was acquired, and whose turn may not be over
         _closers.add(self)
 
     def _connect(self, function: Any, *arguments: Any) -> Worker:
@@ -2266,13 +2345,24 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection: open loans go back to the parent, arrays cannot be used any more. Waits a second at most until the
-        parent is told why a loan failed. Closing twice is fine."""
-        end = time.monotonic() + 1
-        while self._failed and self._context.pid == os.getpid():
-            with contextlib.suppress(Error, IndexError):
-                self._context.wait(max(end - time.monotonic(), 0), _lib.gpuloan_loan_wait_end, self._failed.popleft().handle)
+        """Ends the connection: open loans go back to the parent, which is told so, and arrays cannot be used any more. Waits a second
+        at most until the GPU work on what was done, failed or goes back now has ended. Closing twice is fine."""
+        if self._context.pid == os.getpid():
+            for hold in self._unfinished():
+                with contextlib.suppress(Error):
+                    self._context.call(_lib.gpuloan_loan_return, hold.handle)
         self._context.close()
+
+    def _hold_open(self, hold: _Hold) -> None:
+        with self._context.lock:
+            self._open.add(hold)
+
+    def _unfinished(self) -> List[_Hold]:
+        """Those of the loans that were acquired of which neither done nor fail was said."""
+        with self._context.lock:
+            found = [hold for hold in self._open if hold.turn]
+            self._open = weakref.WeakSet(found)
+        return found
 
     def __iter__(self) -> Iterator[Borrowed]:
         yield from iter(self.next_loan, None)  # a loop with a variable would keep each loan until the next one comes
@@ -2296,6 +2386,7 @@ class Worker:
     def next_loan(self, timeout: Optional[float] = None) -> Optional[Borrowed]:
         """The next loan; None when the parent closed the connection in order. Raises PeerError when it was lost, and Timeout."""
         deadline = _Deadline(timeout)
+        swept = False
         while True:
             self._drain()
             with contextlib.suppress(IndexError):
@@ -2306,7 +2397,19 @@ class Worker:
                 raise _error(*self._lost)
             if deadline.passed():
                 raise _error(_TIMEOUT, f"{timeout} s passed without a loan of the parent's")
-            self._take(deadline.slice())
+            if not self._take(deadline.slice()) and not swept:
+                swept = self._sweep()
+
+    def _sweep(self) -> bool:
+        """Collects garbage, while we wait anyway: the parent may wait for a loan that was forgotten in a reference cycle (an exception's
+        traceback makes one). A twentieth of the time at most."""
+        start = time.monotonic()
+        if start < self._sweep_at or not gc.isenabled() or not self._unfinished():
+            return False
+        gc.collect()
+        end = time.monotonic()
+        self._sweep_at = end + max(1.0, 20 * (end - start))
+        return True
 
     def request(self, shape: Any, dtype: Any, *, timeout: Optional[float] = 30.0, user: bytes = b"", onward: bool = False,
                 alignment: int = 0, memory: Any = None) -> Result:

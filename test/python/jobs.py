@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "..", "lib", "python"), HERE]
@@ -96,6 +97,62 @@ def forgets(peer):
     for loan in peer:
         loan.tensor
         del loan
+
+
+def forgets_result(peer, how):
+    """Asks for results and never says done of them; then goes on, or ends."""
+    def job():
+        out = peer.request(4, "uint8", user=how.encode())
+        out.copy_from(b"half")
+        if how == "cycle":
+            try:
+                raise ValueError("kept by its own traceback's frame")
+            except ValueError as error:
+                kept_here = error  # noqa: F841
+        if how == "array":
+            return out.tensor
+        if how == "exit":
+            kept.append(out)
+
+    array = job()
+    del array
+    if how != "exit":
+        peer.next_loan()
+
+
+def ends_holding(peer):
+    kept.append(peer.next_loan())
+    kept[0].tensor
+
+
+def refused_memory(peer, bytes_):
+    """Asks for more than there is, and tells what was said to it by a result."""
+    for loan in peer:
+        try:
+            with loan:
+                peer.request(int(bytes_), "uint8", user=b"too much")
+        except gpuloan.LoanError as error:
+            text = f"{error.name}: {error}"
+        with peer.request(len(text), "uint8", user=b"text") as out:
+            out.copy_from(text.encode())
+
+
+def fails_with_its_request(peer):
+    for loan in peer:
+        with contextlib.suppress(ValueError), loan, peer.request(4, "uint8", user=b"asked"):
+            raise ValueError("no such layer")
+
+
+def deaf(peer):
+    """Neither hears Ctrl-C nor sees that the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(100)
+
+
+def exits(peer, code):
+    kept.append(peer.next_loan())
+    kept[0].tensor
+    os._exit(int(code))
 
 
 def many(peer, count="1000", bytes_="4096"):

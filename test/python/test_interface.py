@@ -89,7 +89,7 @@ class Declarations(unittest.TestCase):
             group = gpuloan.CallError if number > -20 else gpuloan.LoanError if number > -40 else gpuloan.PeerError if number > -60 else (
                 gpuloan.DeviceError if number > -80 else gpuloan.ProcessError)
             self.assertIsInstance(error, group)
-        for name in ("INVALID", "TIMEOUT", "BUSY", "STATE", "UNSUPPORTED", "PEER_LOST", "CONNECT", "FORKED"):
+        for name in ("INVALID", "TIMEOUT", "BUSY", "STATE", "UNSUPPORTED", "PEER_LOST", "CONNECT", "FORKED", "DENIED", "RETURNED"):
             self.assertEqual(getattr(gpuloan, "_" + name), statuses["GPULOAN_ERR_" + name])
         self.assertIsInstance(gpuloan._error(-2, ""), TimeoutError)
 

@@ -297,7 +297,7 @@ class Connections(Case):
 
     def test_workers_that_never_connect(self):
         before = descriptors()
-        with self.refused(gpuloan.PeerError, "ended with 3"):
+        with self.refused(gpuloan.PeerError, "ended with exit code 3"):
             self.parent.spawn([sys.executable, "-c", "raise SystemExit(3)"], timeout=PATIENCE)
         with self.refused(gpuloan.Timeout, "gpuloan.worker()"):
             self.parent.spawn([sys.executable, "-c", "input()"], timeout=0.3, stdin=subprocess.PIPE)

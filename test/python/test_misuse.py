@@ -1,14 +1,63 @@
 # SPDX-License-Identifier: MIT
 """What newcomers do wrong or wait for, and what they are told: forgotten done(), denied requests, workers that die, numbers that are
 none, simulated memory in a framework, Ctrl-C."""
+import asyncio
 import os
 import socket
 import threading
+import time
 from unittest import mock
 
-from support import Case, PATIENCE, main
+from support import Case, PATIENCE, eventually, main
 import fakes
 import gpuloan
+
+
+class Forgotten(Case):
+    """A worker that lets go of what it has without done(): whoever waits, without a time limit as well, is told so."""
+
+    def test_results(self):
+        for how in ("dropped", "array", "cycle", "exit"):
+            with self.subTest(how):
+                peer = self.spawn("forgets_result", how)
+                with self.refused(gpuloan.LoanError, "let go of the result without done()", "fail()") as caught:
+                    self.parent.next_result(None, peer)
+                self.assertEqual((caught.error.name, caught.error.user), ("GPULOAN_ERR_RETURNED", how.encode()))
+                peer.close()
+
+    def test_loan(self):
+        loan = self.spawn("forgets").lend(fakes.Torch("uint8", (3,), b"abc"))
+        with self.refused(gpuloan.LoanError, "let go of the loan without done()"):
+            loan.wait()
+
+    def test_awaited(self):
+        peer = self.spawn("forgets_result", "dropped")
+        with self.refused(gpuloan.LoanError, "let go of the result without done()"):
+            asyncio.run(asyncio.wait_for(self.parent.result(peer), PATIENCE))
+
+    def test_loans_of_a_worker_that_ends(self):
+        loan = self.spawn("ends_holding").lend(fakes.Torch("uint8", (4,), b"abcd"))
+        with self.refused(gpuloan.LoanError, "let go of the loan without done()"):
+            loan.wait(PATIENCE)
+
+    def test_garbage_is_collected_seldom(self):
+        """A worker that holds a loan and polls pays for it at most once a second."""
+        ours, theirs = pair(self.parent)
+        with theirs:
+            ours.lend(fakes.Torch("uint8", (4,), b"abcd"))
+            loan = theirs.next_loan(PATIENCE)
+            loan.tensor
+            with mock.patch("gc.collect") as collect:
+                for _ in range(50):
+                    with self.assertRaises(gpuloan.Timeout):
+                        theirs.next_loan(0.001)
+            self.assertEqual(collect.call_count, 1)
+            loan.done()
+            with mock.patch("gc.collect") as collect:
+                theirs._sweep_at = 0.0
+                with self.assertRaises(gpuloan.Timeout):
+                    theirs.next_loan(0.001)
+            self.assertEqual(collect.call_count, 0)  # nothing is held
 
 
 def pair(parent):
@@ -21,6 +70,47 @@ def pair(parent):
         peer = parent.attach(end, timeout=PATIENCE)
         thread.join(PATIENCE)
     return peer, made[0]
+
+
+class Deaths(Case):
+    """How the process ended is in the error, where the parent started it."""
+
+    def test_signal(self):
+        peer = self.spawn("die")
+        words = (f"process {peer.process.pid}", "was killed by SIGKILL")
+        with self.refused(gpuloan.PeerError, *words):
+            self.parent.next_result(PATIENCE)
+        with self.refused(gpuloan.PeerError, "no result will come", *words):
+            self.parent.next_result(PATIENCE, peer)
+        eventually(lambda: peer.lost, "the loss is known")
+        self.assertEqual(peer.lost.count("SIGKILL"), 1)
+        with self.refused(gpuloan.PeerError, *words):
+            peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+
+    def test_exit_code(self):
+        peer = self.spawn("exits", "41")
+        loan = peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+        with self.refused(gpuloan.PeerError, "ended with exit code 41"):
+            loan.wait(PATIENCE)
+
+    def test_awaited(self):
+        peer = self.spawn("exits", "42")
+        loan = peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+
+        async def wait():
+            await loan
+
+        with mock.patch.object(time, "sleep", side_effect=AssertionError("the loop was blocked")):
+            with self.refused(gpuloan.PeerError, "ended with exit code 42"):
+                asyncio.run(asyncio.wait_for(wait(), PATIENCE))
+
+    def test_connection_that_this_side_closed(self):
+        peer = self.spawn("hold")
+        loan = peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+        peer.close()
+        with self.refused(gpuloan.PeerError) as caught:
+            loan.wait(PATIENCE)
+        self.assertNotIn("process", str(caught.error))
 
 
 class Numbers(Case):
