@@ -1933,7 +1933,8 @@ class Exporter:
 
         It has .peer, .user and .report. Results come as they are seen to be complete, which is not always the order in which a worker
         finished them. Raises LoanError when a worker failed or returned what it asked for, PeerError when it was lost
-        or no worker is left (both with .peer and .user), whatever made a grant fail, and Timeout.
+        or no worker is left (both with .peer and .user), what the grant function raised or granted in vain, and Timeout. A request that
+        was denied is the worker's to hear of, and is not raised here.
         """
         return self._give(self._wait(lambda: self._find_result(peer), timeout, "a result"))
 
@@ -2152,6 +2153,7 @@ class Exporter:
         peer = self._peers.get(peer_handle)
         info = _RequestInfo()
         user = b""
+        decided = False
         try:
             context.call(_lib.gpuloan_request_info_get, request, byref(info))
             if peer is None:
@@ -2160,17 +2162,20 @@ class Exporter:
             user = layout.user
             decision = None
             if self.grant is not None:
+                decided = True
                 decision = self.grant(Request(peer, layout.shape, layout.kind.name, info.bytes, user, bool(info.onward)))
             if isinstance(decision, Deny):
                 context.call(_lib.gpuloan_request_deny, request, decision.reason.encode())
             elif decision is None:
+                decided = False
                 self._grant_region(peer, request, layout)
             else:
                 self._grant_tensor(peer, request, layout, decision)
         except Exception as error:  # the grant function's too: the worker is told, and next_result raises it
             context.status(_lib.gpuloan_request_deny, request, (str(error) or type(error).__name__).encode())
-            with context.lock:
-                self._results.append((peer, _about(error, peer, user)))
+            if decided:
+                with context.lock:
+                    self._results.append((peer, _about(error, peer, user)))
 
     def _grant_region(self, peer: Peer, request: int, layout: _Layout) -> None:
         context = self._context

@@ -3,6 +3,7 @@
 none, simulated memory in a framework, Ctrl-C."""
 import asyncio
 import os
+import signal
 import socket
 import threading
 import time
@@ -70,6 +71,42 @@ def pair(parent):
         peer = parent.attach(end, timeout=PATIENCE)
         thread.join(PATIENCE)
     return peer, made[0]
+
+
+class Denied(Case):
+    options = {"account_bytes": 64 << 20}
+
+    def test_error_is_told_once(self):
+        """To the worker, whose request it was; the parent's next result is the next result."""
+        peer = self.spawn("refused_memory", str(1 << 30))
+        loan = peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+        with self.refused(gpuloan.LoanError, "LoanError", "account"):  # its job failed
+            loan.wait(PATIENCE)
+        result = self.parent.next_result(PATIENCE, peer)
+        self.assertEqual(result.user, b"text")
+        self.assertIn(b"GPULOAN_ERR_DENIED: ", result.copy_to_host())
+        self.assertEqual(list(self.parent._results), [])
+
+    def test_failed_request_is_seen_before_its_failed_loan(self):
+        """Who waits for the loan finds what failed with it in the queue, and can leave it behind."""
+        peer = self.spawn("fails_with_its_request")
+        for _ in range(20):
+            with self.refused(gpuloan.LoanError, "no such layer"):
+                peer.lend(fakes.Torch("uint8", (3,), b"abc")).wait(PATIENCE)
+            with self.refused(gpuloan.LoanError, "no such layer") as caught:
+                self.parent.next_result(0, peer)
+            self.assertEqual(caught.error.user, b"asked")
+
+    def test_done_is_not_waited_for_where_it_will_not_come(self):
+        """A cancelled loan of a worker that is stuck: wait_done says so at once."""
+        peer = self.spawn("hold")
+        loan = peer.lend(fakes.Torch("uint8", (3,), b"abc"))
+        os.kill(peer.pid, signal.SIGSTOP)
+        loan.cancel("no longer wanted")
+        with mock.patch.object(self.parent, "_catch_up", side_effect=AssertionError("it has not ended")):
+            with self.refused(gpuloan.LoanError, "no longer wanted"):
+                loan.wait_done(PATIENCE)
+        peer.process.kill()
 
 
 class Deaths(Case):
