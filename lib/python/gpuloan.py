@@ -1127,6 +1127,11 @@ class _Context:
     def driver(self) -> _Driver:
         return _Driver.of(self.driver_name)
 
+    def simulated(self) -> bool:
+        if self._simulated is None:
+            self._simulated = bool(driver_info(self.driver_name).simulated)
+        return self._simulated
+
 
 class _Deadline:
     """A timeout in seconds, or None for none, cut into the library's slices."""
@@ -1311,8 +1316,16 @@ class DeviceArray:
 
     # Views in a framework. None of them copies; each keeps the memory as long as it lives.
 
+    def _refuse_simulated(self, framework: str) -> None:
+        if self._context.device_wanted and self._context.simulated():
+            raise _error(_UNSUPPORTED, f"this memory is of the simulated driver and has no CUDA address, so {framework} cannot use it: in "
+                                       "tests copy the bytes with copy_to_host() and copy_from(), for NumPy "
+                                       "numpy.frombuffer(array.copy_to_host(), dtype), or request memory=\"host\" and use .host")
+
     def torch(self) -> Any:
         """As a torch.Tensor of the same dtype, on the same device (host memory: on the CPU)."""
+        if not self._on_host:
+            self._refuse_simulated("PyTorch")
         torch: Any = __import__("torch")
         self._check()
         wanted = getattr(torch, self.dtype, None)
@@ -1329,6 +1342,7 @@ class DeviceArray:
 
     def cupy(self) -> Any:
         """As a cupy.ndarray; bfloat16 as uint16 and float8 as uint8, since CuPy has no such types."""
+        self._refuse_simulated("CuPy")
         cupy: Any = __import__("cupy")
         self._check()
         if self.nbytes == 0:
@@ -1337,6 +1351,8 @@ class DeviceArray:
 
     def jax(self) -> Any:
         """As a jax.Array, which is immutable: to write, use copy_from. float8 may be a copy where JAX does not take it by DLPack."""
+        if not self._on_host:
+            self._refuse_simulated("JAX")
         jax: Any = __import__("jax")
         from_dlpack: Any = __import__("jax.dlpack", fromlist=["from_dlpack"]).from_dlpack
         self._check()
@@ -1352,6 +1368,7 @@ class DeviceArray:
 
     def numba(self) -> Any:
         """As a numba.cuda device array; bfloat16 as uint16 and float8 as uint8."""
+        self._refuse_simulated("numba")
         cuda: Any = __import__("numba.cuda", fromlist=["as_cuda_array"])
         self._check()
         return cuda.as_cuda_array(self)

@@ -5,8 +5,10 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import types
 from unittest import mock
 
 from support import Case, PATIENCE, eventually, main
@@ -201,6 +203,24 @@ class Numbers(Case):
                     call()
         with self.refused(gpuloan.CallError, "device=-1", "'host'"):
             gpuloan.Exporter(device=-1, rungs="vmm")
+
+
+class Simulated(Case):
+    def test_frameworks_are_refused(self):
+        self.spawn("many", "1")
+        array = self.parent.next_result(PATIENCE)
+        for view, name in ((array.torch, "PyTorch"), (array.cupy, "CuPy"), (array.jax, "JAX"), (array.numba, "numba")):
+            with self.refused(gpuloan.CallError, "simulated", "no CUDA address", name, "copy_to_host()", "numpy.frombuffer"):
+                view()
+
+    def test_host_memory_is_real(self):
+        torch = types.ModuleType("torch")
+        torch.uint8, torch.__version__ = "torch.uint8", "0"
+        taken = types.SimpleNamespace(dtype="torch.uint8")
+        torch.utils = types.SimpleNamespace(dlpack=types.SimpleNamespace(from_dlpack=lambda capsule: taken))
+        peer = self.spawn("mirror")
+        with mock.patch.dict(sys.modules, torch=torch):
+            self.assertIs(peer.empty(4, "uint8", memory="host").torch(), taken)
 
 
 if __name__ == "__main__":

@@ -337,6 +337,9 @@ class Frameworks(Case):
     def setUp(self):
         super().setUp()
         self.peer = self.spawn("mirror")
+        real = mock.patch.object(gpuloan._Context, "simulated", lambda context: False)
+        real.start()
+        self.addCleanup(real.stop)
 
     def array(self, dtype, shape=(2, 2)):
         size = gpuloan._count(shape) * gpuloan._TYPES[dtype].itemsize
