@@ -998,6 +998,7 @@ class _Context:
         _check(_lib.gpuloan_context_create(byref(options), byref(handle)))
         self.handle = handle
         self.alive = True
+        self.abandoned = False  # a call of a thread's is in it that nobody waits for: that thread closes it
         self.driver_name = driver
         self._simulated: Optional[bool] = None
         self.device_wanted = device is None or device >= 0
@@ -1045,6 +1046,35 @@ class _Context:
         status, text = self.status(function, *arguments)
         if status:
             raise _error(status, text)
+
+    def interruptible(self, function: Any, *arguments: Any) -> None:
+        """call() of what waits long and cannot be cut: on a thread, so that the main one hears signals. After Ctrl-C the context is that
+        thread's to close."""
+        if threading.current_thread() is not threading.main_thread():
+            return self.call(function, *arguments)
+        over = threading.Event()
+        errors: List[BaseException] = []
+
+        def run() -> None:
+            try:
+                self.call(function, *arguments)
+            except BaseException as error:
+                errors.append(error)
+            over.set()
+            if self.abandoned:
+                self.close()
+
+        thread = threading.Thread(target=run, name="gpuloan-connect", daemon=True)
+        thread.start()
+        try:
+            over.wait()
+        except BaseException:
+            self.abandoned = True
+            _contexts.discard(self)
+            raise
+        thread.join()
+        if errors:
+            raise errors[0]
 
     def value(self, function: Any, *arguments: Any) -> Any:
         """Calls a function that gives a value instead of a status."""
@@ -1105,7 +1135,7 @@ class _Context:
     def close(self) -> bool:
         """Destroys the context, once no call is in it. True for the one call that does."""
         with self.lock:
-            if not self.alive:
+            if not self.alive or (self.abandoned and self._calls):
                 return False
             self.alive = False
             if self.pid != os.getpid():
@@ -1155,6 +1185,14 @@ class _Deadline:
         return self._end is not None and time.monotonic() >= self._end
 
 
+_INTERRUPTED = 0.1  # seconds for workers to end after Ctrl-C
+
+
+def _is_interrupt(kind: Any) -> bool:
+    """Whether this exception is Ctrl-C, or what asyncio makes of it."""
+    return isinstance(kind, type) and (issubclass(kind, KeyboardInterrupt) or kind.__name__ == "CancelledError")
+
+
 def _milliseconds(timeout: Optional[float]) -> int:
     return 0xFFFFFFFF if timeout is None else min(int(max(timeout, 0) * 1000 + 0.999), 0xFFFFFFFF)
 
@@ -1172,7 +1210,10 @@ _closers: weakref.WeakSet[Any] = weakref.WeakSet()  # exporters and workers that
 @atexit.register
 def _at_exit() -> None:
     for one in list(_closers):
-        one.close()
+        if isinstance(one, Exporter) and _is_interrupt(getattr(sys, "last_type", None)):
+            one.close(_INTERRUPTED)
+        else:
+            one.close()
     for context in list(_contexts):
         context.close()
 
@@ -1808,13 +1849,13 @@ class Exporter:
     def __enter__(self) -> Exporter:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self.close(_INTERRUPTED if _is_interrupt(kind) else 5.0)
 
     def close(self, timeout: float = 5.0) -> None:
         """Ends all connections and frees the arena: arrays of results cannot be used any more. Workers that spawn() started have
-        `timeout` seconds to end by themselves, then they are killed. Tensors that were lent stay referenced until the library is
-        done with them. Closing twice is fine."""
+        `timeout` seconds to end by themselves, then they are killed; a `with` block that Ctrl-C ends gives them a tenth of a second.
+        Tensors that were lent stay referenced until the library is done with them. Closing twice is fine."""
         if threading.current_thread() is self._thread:
             raise _error(_STATE, "the parent cannot be closed by its grant function")
         context = self._context
@@ -1841,12 +1882,14 @@ class Exporter:
         self._notify()
         _drop_released()
         end = time.monotonic() + timeout
-        for process in self._processes:
-            try:
-                process.wait(max(end - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
+                time.sleep(0.005)
+        finally:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
     def fileno(self) -> int:
         """A descriptor that is readable while an event waits to be taken."""
@@ -2188,7 +2231,7 @@ class Exporter:
                 self._grant_region(peer, request, layout)
             else:
                 self._grant_tensor(peer, request, layout, decision)
-        except Exception as error:  # the grant function's too: the worker is told, and next_result raises it
+        except Exception as error:  # told to the worker, which asked; next_result raises what the grant function did wrong
             context.status(_lib.gpuloan_request_deny, request, (str(error) or type(error).__name__).encode())
             if decided:
                 with context.lock:
@@ -2353,7 +2396,7 @@ class Worker:
     def _connect(self, function: Any, *arguments: Any) -> Worker:
         handle = c_void_p()
         try:
-            self._context.call(function, self._context.handle, *arguments, _milliseconds(self._timeout), byref(handle))
+            self._context.interruptible(function, self._context.handle, *arguments, _milliseconds(self._timeout), byref(handle))
         except BaseException:
             self._context.close()
             raise

@@ -5,13 +5,15 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import types
+import unittest
 from unittest import mock
 
-from support import Case, PATIENCE, eventually, main
+from support import Case, HERE, MODULE, PATIENCE, eventually, main
 import fakes
 import gpuloan
 
@@ -221,6 +223,84 @@ class Simulated(Case):
         peer = self.spawn("mirror")
         with mock.patch.dict(sys.modules, torch=torch):
             self.assertIs(peer.empty(4, "uint8", memory="host").torch(), taken)
+
+
+class Interrupted(unittest.TestCase):
+    """Ctrl-C while something is waited for. The bound here is for loaded machines; alone it is 0.1 s and less."""
+
+    head = ("import gpuloan, fakes, os, socket, sys, time\n"
+            f"worker = lambda *a: [sys.executable, '-W', 'error', {str(HERE / 'jobs.py')!r}, *a]\n"
+            "def attempt(call):\n"
+            "    print('waiting', flush=True)\n"
+            "    try: call()\n"
+            "    except KeyboardInterrupt: print(time.monotonic(), flush=True); raise\n")
+
+    def interrupt(self, code, ends_within=PATIENCE):
+        code = f"import sys; sys.path[:0] = [{str(MODULE.parent)!r}, {str(HERE)!r}]\n" + self.head + code
+        child = subprocess.Popen([sys.executable, "-W", "error", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(child.kill)
+        with child.stdout, child.stderr:
+            self.assertEqual(child.stdout.readline(), "waiting\n", child.stderr.read() if child.poll() else "")
+            time.sleep(0.3)  # until it waits; an earlier signal is as good
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            heard = float(child.stdout.readline())
+            self.assertLess(heard - sent, 1.5)
+            self.assertIn("KeyboardInterrupt", child.stderr.read())
+        child.wait(PATIENCE)
+        self.assertLess(time.monotonic() - sent, ends_within)
+        return heard - sent
+
+    def test_parent(self):
+        held = ("with gpuloan.Exporter() as parent:\n"
+                " idle, peer = parent.spawn(worker('mirror')), parent.spawn(worker('hold'))\n"
+                " loan = peer.lend(fakes.Torch('uint8', (4,), b'abcd'))\n")
+        for wait in ("loan.wait", "loan.wait_done", "lambda: parent.next_result(None, idle)", "parent.next_peer",
+                     "lambda: loan.reclaim(60)"):
+            with self.subTest(wait):
+                self.interrupt(held + f" attempt({wait})\n")
+
+    def test_parent_whose_worker_does_not_end(self):
+        """It is killed soon: within a `with` block and without one."""
+        stopped = " parent.spawn(worker('deaf'))\n attempt(parent.next_result)\n"
+        for start in ("with gpuloan.Exporter() as parent:\n", "if True:\n parent = gpuloan.Exporter()\n"):
+            with self.subTest(start):
+                self.interrupt(start + stopped, 3.5)
+
+    def test_worker(self):
+        with gpuloan.Exporter() as parent:
+            for wait in ("peer.next_loan", "lambda: peer.request(8, 'uint8', timeout=None)"):
+                with self.subTest(wait):
+                    self.answering(parent, f"peer = gpuloan.worker()\nattempt({wait})\n")
+
+    def answering(self, parent, code):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent.attach(ours, timeout=0)
+        never = threading.Event()
+        parent.grant = lambda request: never.wait(PATIENCE)
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            with mock.patch.dict(os.environ, GPULOAN_FD=str(theirs.fileno())), \
+                    mock.patch.object(subprocess, "Popen", inheriting(theirs.fileno())):
+                self.interrupt(code)
+        never.set()
+
+    def test_worker_whose_parent_does_not_answer(self):
+        """The handshake's 30 s, and the process ends as well."""
+        code = ("ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+                "os.environ['GPULOAN_FD'] = str(theirs.detach())\n"
+                "attempt(lambda: gpuloan.worker(timeout=30))\n")
+        self.interrupt(code, 10)
+        code = ("import tempfile\n"
+                "folder = tempfile.TemporaryDirectory()\n"
+                "path = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); path.bind(folder.name + '/s'); path.listen()\n"
+                "attempt(lambda: gpuloan.connect(folder.name + '/s', '0' * 64))\n")
+        self.interrupt(code, 10)
+
+
+def inheriting(number):
+    real = subprocess.Popen
+    return lambda *arguments, **options: real(*arguments, pass_fds=(number,), **options)
 
 
 if __name__ == "__main__":
