@@ -8,6 +8,7 @@
 Tensors never travel: the parent lends its input, the worker asks for results and writes into them in place. A job is named in the
 user bytes of the loan: echo, halves (a result of two tensors), fill SEED DTYPE SHAPE, check SEED, die. Test pattern of fill and check:
 element i is (31 i + SEED) % 65521 % 17. Without a GPU: GPULOAN_DRIVER=sim worker_runtime.py."""
+import contextlib
 import math
 import os
 import signal
@@ -89,11 +90,6 @@ def serve():
 
 # ---- The parent -------------------------------------------------------------------------------------------------------------------
 
-class Nothing:
-    """A tensor without elements: for jobs without an input."""
-    __cuda_array_interface__ = {"shape": (0,), "typestr": "|u1", "data": (0, False), "version": 3}
-
-
 class Runtime:
     """One worker, and the next one when that has died."""
 
@@ -106,15 +102,26 @@ class Runtime:
             self.peer = self.parent.spawn(self.command, timeout=TIMEOUT)
             print(f"worker {self.peer.process.pid} started")
         try:
-            loan = self.peer.lend(Nothing() if tensor is None else tensor, "read", user=job.encode())
+            source = self.peer.empty(0, "uint8") if tensor is None else tensor  # without elements: a job without an input
+            loan = self.peer.lend(source, "read", user=job.encode())
             loan.wait(TIMEOUT)
             return [self.parent.next_result(TIMEOUT, self.peer) for _ in range(results)]
+        except gpuloan.LoanError:
+            self.drop_results()
+            raise
         except (gpuloan.PeerError, gpuloan.Timeout):
             self.peer.process.kill()
             print(f"worker {self.peer.process.pid} is gone ({self.peer.process.wait(TIMEOUT)}); the parent goes on")
             self.peer.close()
             self.peer = None
             raise
+
+    def drop_results(self):
+        """What a failed job had asked for has failed with it, or is of no use: the next job's results come next."""
+        with contextlib.suppress(gpuloan.Timeout, gpuloan.PeerError):
+            while True:
+                with contextlib.suppress(gpuloan.LoanError):
+                    self.parent.next_result(0, self.peer)
 
 
 def expect(what, good):
@@ -152,7 +159,7 @@ def main():
             expect(f"the crash was an error of the job: {error.name}", True)
         use(runtime, 6)
         try:
-            runtime.run("no-such-job")
+            runtime.run("fill 6 complex64 4")  # fails once it has memory for its result
             expect("a job that fails is an error", False)
         except gpuloan.LoanError as error:
             expect(f"a failed job tells its reason: {error}", True)
