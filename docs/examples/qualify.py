@@ -5,19 +5,25 @@
     python3 qualify.py -- WORKER_PYTHON [torch|cupy|jax|none]
 
 Run it under the parent's interpreter, with PyTorch if that has it, and name the interpreter of the worker and, if you like, its framework
-(else the first of torch, cupy and jax that it can import). For each rung that may carry loans a new worker gets gpuloan's own canary
-battery, tensors of several types and sizes to read, results to write in the arena and in the parent's memory, a job that fails, and is killed
-at last. Prints TAP, a row for each rung and case; exits with 0, or with 1 and the first rung and case that failed in the last line.
-Without a GPU: GPULOAN_DRIVER=sim. Put it where new patch releases of pinned frameworks are tried."""
+(else the first of torch, cupy and jax that has CUDA there). For each rung that may carry loans a new worker gets gpuloan's canary
+battery, tensors of several types and sizes to read, results to write in the arena and in the parent's memory and a job that fails, and is
+killed at last. Prints TAP, a row for each rung and case, and exits with
+  0   all is good
+  1   not all: the last line has the first rung and case that failed
+  77  nothing was tried, as a framework of the two cannot use a GPU (a build for the CPU, say): the plan, 1..0 # SKIP, says which and why
+Without a GPU: GPULOAN_DRIVER=sim, whose memory no framework can use; each that is there is a skipped row. Put it where new patch
+releases of pinned frameworks are tried, and let 77 fail there too."""
 import ctypes
 import importlib
 import importlib.util
 import os
 import signal
 import struct
+import subprocess
 import sys
 
-if sys.argv[1:2] == ["--worker"]:  # the parent's gpuloan.py, and nothing else of the folder it is in: that may have another framework
+# The parent's gpuloan.py, and nothing else of the folder it is in: that may have another framework.
+if sys.argv[1:2] in (["--worker"], ["--look"]):
     _spec = importlib.util.spec_from_file_location("gpuloan", sys.argv[3])
     gpuloan = sys.modules["gpuloan"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(gpuloan)
@@ -25,6 +31,8 @@ else:
     import gpuloan
 
 TIMEOUT = 30
+SKIPPED = 77
+FRAMEWORKS = ("torch", "cupy", "jax")
 RUNGS = ("vmm", "ipc", "host")
 ITEMSIZE = {"uint8": 1, "float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
 FP8 = (0x00, 0x38, 0x40, 0x44, 0x48, 0x4A, 0x4C, 0x4E)  # 0 to 7
@@ -45,15 +53,39 @@ def data(dtype, count, more=0):
 
 # ---- The worker -------------------------------------------------------------------------------------------------------------------
 
+def without_cuda(name, module):
+    """Why the framework cannot use the GPU; "" where it can."""
+    try:
+        if name == "torch":
+            built = getattr(module.version, "cuda", None)
+            return "" if module.cuda.is_available() else "it sees no CUDA device" if built else "it is built without CUDA"
+        if name == "cupy":
+            return "" if module.cuda.runtime.getDeviceCount() else "it sees no CUDA device"
+        on_gpu = any(device.platform in ("gpu", "cuda") for device in module.devices())
+        return "" if on_gpu else "it is built for the CPU, or sees no CUDA device"
+    except Exception as error:  # its runtime is not there
+        return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def framework(name):
-    """(name, module) of the one that was asked for, else of the first that is there."""
-    for each in ("torch", "cupy", "jax") if name == "any" else () if name == "none" else (name,):
+    """(name, module, why it cannot be used) of the one that was asked for, else of the first that can be, else of the first."""
+    found = []
+    for each in FRAMEWORKS if name == "any" else () if name == "none" else (name,):
         try:
-            return each, importlib.import_module(each)
+            module = importlib.import_module(each)
         except ImportError:
             if name != "any":
                 raise
-    return "none", None
+        else:
+            found.append((each, module, without_cuda(each, module)))
+    return next((one for one in found if not one[2]), found[0] if found else ("none", None, ""))
+
+
+def look(name):
+    """For the parent, before it starts workers."""
+    name, module, why = framework(name)
+    print(name, getattr(module, "__version__", ""), why, sep="\t")
+    return 0
 
 
 def plus_one(name, module, tensor, out):
@@ -77,7 +109,7 @@ def can_compute(name, dtype):
 
 
 def serve(name):
-    name, module = framework(name)
+    name, module, _ = framework(name)
     if name == "cupy":
         module.zeros(1)
     version = f"{name} {module.__version__}" if module else "no framework"
@@ -173,11 +205,27 @@ class TorchMemory:
 
 
 def memory():
+    """The parent's, and its (framework, why it cannot be used)."""
     try:
         import torch
     except ImportError:
-        return PlainMemory()
-    return TorchMemory(torch) if torch.cuda.is_available() else PlainMemory()
+        return PlainMemory(), ("", "")
+    why = without_cuda("torch", torch) or simulated()
+    return PlainMemory() if why else TorchMemory(torch), (f"torch {torch.__version__}", why)
+
+
+def simulated():
+    return "it cannot use memory of the simulated driver" if gpuloan.driver_info().simulated else ""
+
+
+def look_at_worker(python, name):
+    """(framework, why it cannot be used) of the worker's. Where it does not even start, the battery tells."""
+    command = [python, os.path.abspath(__file__), "--look", name, os.path.abspath(gpuloan.__file__)]
+    found = subprocess.run(command, capture_output=True, text=True, env=Battery.environment())
+    words = (found.stdout.splitlines() or [""])[-1].split("\t")
+    if found.returncode != 0 or len(words) != 3 or words[0] == "none":
+        return "", ""
+    return f"{words[0]} {words[1]}", words[2] or simulated()
 
 
 # ---- The battery ------------------------------------------------------------------------------------------------------------------
@@ -260,8 +308,17 @@ class Battery:
 
 
 def main(arguments):
-    ours = memory()
+    try:
+        ours, parents = memory()
+    except gpuloan.Error as error:
+        sys.exit(f"Bail out! {error}")
     python, name = arguments[0], arguments[1] if len(arguments) > 1 else "any"
+    unused = [(side, what, why) for side, (what, why) in (("parent", parents), ("worker", look_at_worker(python, name))) if why]
+    if any(not simulated() or (side == "worker" and name != "any") for side, _, _ in unused):
+        reasons = "; ".join(f"the {side}'s {what}: {why}" for side, what, why in unused)
+        print(f"TAP version 13\n1..0 # SKIP {reasons}")
+        return SKIPPED
+    name = "none" if simulated() else name
     battery = Battery([python, os.path.abspath(__file__), "--worker", name, os.path.abspath(gpuloan.__file__)], ours)
     print(f"TAP version 13\n# parent: {ours.name}; worker: {python}, {name}", flush=True)
     for rung in RUNGS:
@@ -269,6 +326,8 @@ def main(arguments):
             battery.rung(rung)
         except Exception as error:
             battery.row(rung, "the worker starts", f"{type(error).__name__}: {error}")
+    for side, what, why in unused:
+        battery.row(side, what, skip=why)
     print(f"1..{battery.rows}")
     print("# all rungs and cases are good" if battery.first_failure is None else f"# FAILED: {battery.first_failure}", flush=True)
     return 0 if battery.first_failure is None else 1
@@ -277,6 +336,8 @@ def main(arguments):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         sys.exit(serve(sys.argv[2]))
+    if sys.argv[1:2] == ["--look"]:
+        sys.exit(look(sys.argv[2]))
     words = [word for word in sys.argv[1:] if word != "--"]
     if not words or words[0].startswith("-"):
         sys.exit(__doc__)

@@ -78,6 +78,29 @@ class Qualify(unittest.TestCase):
         bad = [row for row in rows if row.startswith("not ok")]
         self.assertTrue(bad and all(" - ipc " in row for row in bad), bad)
 
+    def with_torch(self, words, *command, driver="sim", parent=False):
+        """Runs it where a stand-in for a PyTorch that cannot use a GPU can be imported: at the worker, or at the parent."""
+        torch = pathlib.Path(folder.name) / "site" / "torch.py"
+        torch.parent.mkdir(exist_ok=True)
+        torch.write_text("import types\n__version__ = '2.9.1+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
+                         "cuda = types.SimpleNamespace(is_available=lambda: False)\n")
+        python = pathlib.Path(folder.name) / "python"
+        python.write_text(f"#!/bin/sh\nPYTHONPATH={torch.parent} exec {sys.executable} \"$@\"\n")
+        python.chmod(0o755)
+        code, lines, errors = run(python if parent else sys.executable, *command, EXAMPLES / "qualify.py", "--",
+                                  sys.executable if parent else python, *words, GPULOAN_DRIVER=driver)
+        return code, lines, errors
+
+    def test_a_framework_without_cuda(self):
+        code, lines, errors = self.with_torch(["torch"])
+        self.assertEqual((code, lines[1:]), (77, ["1..0 # SKIP the worker's torch 2.9.1+cpu: it is built without CUDA"]), errors)
+
+    def test_a_framework_without_cuda_beside_the_simulated_driver(self):
+        code, lines, errors = self.with_torch([])
+        self.assertEqual((code, lines[-1]), (0, "# all rungs and cases are good"), errors)
+        self.assertIn("ok 34 - worker torch 2.9.1+cpu # SKIP it is built without CUDA", lines)
+        self.assertFalse([line for line in lines if line.startswith("not ok")])
+
     def test_a_worker_that_does_not_start(self):
         code, lines, _ = run(sys.executable, EXAMPLES / "qualify.py", "--", "/bin/false")
         self.assertEqual(code, 1)
