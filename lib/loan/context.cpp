@@ -193,13 +193,25 @@ void Context::run_tasks() {
 }
 
 void Context::turn_loop(Lock& lock, std::uint64_t limit_ns) {
-  lock.unlock();
   if (std::unique_lock turn(turn_mutex_, std::try_to_lock); turn) {
-    run_once(limit_ns);
-    lock.lock();
+    struct Turning { // ends with the lock held, whatever the turn throws
+      Lock& lock;
+      std::thread::id& id;
+      Turning(Lock& held, std::thread::id& who) : lock(held), id(who) {
+        id = std::this_thread::get_id();
+        lock.unlock();
+      }
+      ~Turning() {
+        lock.lock();
+        id = {};
+      }
+    };
+    {
+      const Turning turning(lock, turning_);
+      run_once(limit_ns);
+    }
     changed_.notify_all(); // who waits for the turn may take it
   } else {
-    lock.lock();
     changed_.wait_for(lock, std::chrono::nanoseconds(std::min(limit_ns, kTickMaxNs)));
   }
 }

@@ -214,6 +214,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::atomic<std::thread::id> loop_id_{};
   std::atomic<std::thread::id> waiting_id_{}; // in engine_->wait
   std::mutex turn_mutex_; // caller-driven: who turns the loop
+  std::thread::id turning_; // lock held
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false}; // the loop waits for longer than a tick
   std::uint64_t tick_at_ns_ = kNever; // when the loop looks next

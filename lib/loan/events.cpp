@@ -110,8 +110,12 @@ std::vector<std::shared_ptr<void>> Context::forget_loans(const Peer& peer) {
 }
 
 void Context::notify() noexcept {
-  if (std::this_thread::get_id() == waiting_id_.load()) notify_later_ = true;
-  else changed_.notify_all();
+  if (std::this_thread::get_id() == waiting_id_.load()) {
+    notify_later_ = true;
+    return;
+  }
+  changed_.notify_all();
+  if (turning_ != std::thread::id() && turning_ != std::this_thread::get_id() && engine_) engine_->wake(); // it does not look at changed_
 }
 
 int Context::fd() noexcept {

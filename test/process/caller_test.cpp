@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+//
+// A loop that the callers turn: a thread that waits in it hears of what another thread brings about. Nothing else comes while it waits, so
+// that it would sleep to its timeout.
+#include "../support/check.hpp"
+#include "../support/host.hpp"
+
+#include <gpuloan/gpuloan.hpp>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+
+namespace loan_test {
+namespace {
+
+using gpuloan::Milliseconds;
+
+constexpr Milliseconds kPatience{20'000};
+
+gpuloan::Context make(std::uint32_t role, std::uint32_t loop) {
+  auto options = gpuloan::init<gpuloan_context_options>();
+  options.role = role;
+  options.loop = loop;
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+  return gpuloan::Context::create(options);
+}
+
+gpuloan::Event next(gpuloan::Context& context, gpuloan_event_type type) {
+  while (auto event = context.next_event(kPatience)) {
+    if (event->type() == type) return std::move(*event);
+  }
+  fail("an event did not come");
+}
+
+// One thread gives a loan back, another waits for the event of its end.
+void end_of_another_thread() {
+  gpuloan::Context exporter = make(GPULOAN_ROLE_EXPORTER, GPULOAN_LOOP_THREAD), importer = make(GPULOAN_ROLE_IMPORTER, GPULOAN_LOOP_CALLER);
+  SocketPair ends = make_socketpair();
+  exporter.attach(ends.left.get(), "caller");
+  static_cast<void>(ends.left.release());
+  const gpuloan::Peer to_exporter = importer.adopt(ends.right.release(), kPatience);
+  gpuloan::Peer peer = next(exporter, GPULOAN_EVENT_PEER_READY).take_peer();
+  auto wish = gpuloan::init<gpuloan_region_options>();
+  wish.bytes = 4096;
+  wish.access = GPULOAN_ACCESS_READ;
+  wish.memory = GPULOAN_MEMORY_HOST;
+  gpuloan::Region region = peer.create_region(wish);
+  auto options = gpuloan::init<gpuloan_lend_options>();
+  options.access = GPULOAN_ACCESS_READ;
+  options.memory = GPULOAN_MEMORY_HOST;
+  options.stream = GPULOAN_STREAM_CPU;
+  for (int round = 0; round < 5; ++round) {
+    gpuloan::Loan lent;
+    std::thread lender([&] { lent = peer.lend(reinterpret_cast<std::uint64_t>(region.host()), 4096, options); }); // its canary wants an answer
+    gpuloan::Loan loan = next(importer, GPULOAN_EVENT_LOAN_OFFERED).take_loan();
+    lender.join();
+    static_cast<void>(next(importer, GPULOAN_EVENT_LOAN_READY));
+    std::atomic<bool> waits{false};
+    std::uint64_t took = 0;
+    std::thread waiter([&] {
+      waits = true;
+      const std::uint64_t start = now_ms();
+      static_cast<void>(next(importer, GPULOAN_EVENT_LOAN_ENDED));
+      took = now_ms() - start;
+    });
+    while (!waits) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20)); // so that it is asleep, most likely; right it is either way
+    loan.give_back();
+    waiter.join();
+    expect(took < 10'000, "the end was heard after " + std::to_string(took) + " ms");
+    static_cast<void>(next(exporter, GPULOAN_EVENT_LOAN_ENDED));
+  }
+  region.destroy();
+}
+
+int run(int, char**) {
+  end_of_another_thread();
+  return 0;
+}
+
+} // namespace
+} // namespace loan_test
+
+int main(int count, char** words) { return loan_test::run_program(loan_test::run, count, words); }
