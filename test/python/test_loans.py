@@ -139,7 +139,7 @@ class Requests(Case):
             time.sleep(chance.random() * 0.05)  # the random point
             peer.process.kill()
             for loan in loans:
-                with contextlib.suppress(gpuloan.PeerError):
+                with contextlib.suppress(gpuloan.PeerError, gpuloan.LoanError):  # the latter: it had come to its own end
                     loan.wait(PATIENCE)
             outcome = ""
             while "no result will come" not in outcome:
