@@ -78,6 +78,7 @@ Session open_session(const CommonOptions& common, const LoanOptions& loans, gpul
   options.rungs = loans.rungs;
   options.gate = loans.gate;
   options.canary_timeout_ms = loans.canary_timeout_ms;
+  options.idle_bytes = loans.idle_bytes;
   session.context = attempt("cannot make a context", [&] { return Context::create(options); });
   return session;
 }

@@ -29,6 +29,7 @@ struct LoanOptions {
   std::uint32_t rungs = 0; // all
   std::uint32_t gate = GPULOAN_GATE_AUTO;
   std::uint32_t canary_timeout_ms = 0; // the library's default
+  std::uint64_t idle_bytes = 0;        // likewise
   void add_engine_to(Parser& parser);
   void add_to(Parser& parser);
 };

@@ -44,6 +44,12 @@ void BareCalls::check(const char* call, cuda::CuResult code) const {
   throw Failure(code == cuda::OutOfMemory ? ExitDeviceMemory : ExitNoDriver, std::string(call) + " of the bare floor: CUresult " + std::to_string(code));
 }
 
+std::uint64_t BareCalls::free_bytes() const {
+  std::size_t free = 0, total = 0;
+  check("cuMemGetInfo", memory_info(&free, &total));
+  return free;
+}
+
 // ---- Pages --------------------------------------------------------------------------------------------------------
 
 Fd BarePages::make(std::size_t bytes) {
@@ -90,10 +96,19 @@ BareChunk::BareChunk(const BareCalls& calls, int device, std::uint64_t bytes, Fd
 }
 
 void BareChunk::map(int device) {
-  calls_.check("cuMemAddressReserve", calls_.reserve(&pointer_, bytes_, 0, 0, 0));
-  calls_.check("cuMemMap", calls_.map(pointer_, bytes_, 0, handle_, 0));
   const cuda::AccessDesc access = {{cuda::LocationDevice, device}, cuda::AccessReadWrite};
-  calls_.check("cuMemSetAccess", calls_.set_access(pointer_, bytes_, &access, 1));
+  bool mapped = false;
+  try {
+    calls_.check("cuMemAddressReserve", calls_.reserve(&pointer_, bytes_, 0, 0, 0));
+    calls_.check("cuMemMap", calls_.map(pointer_, bytes_, 0, handle_, 0));
+    mapped = true;
+    calls_.check("cuMemSetAccess", calls_.set_access(pointer_, bytes_, &access, 1));
+  } catch (...) {
+    if (mapped) static_cast<void>(calls_.unmap(pointer_, bytes_));
+    if (pointer_ != 0) static_cast<void>(calls_.unreserve(pointer_, bytes_));
+    static_cast<void>(calls_.mem_release(handle_));
+    throw;
+  }
 }
 
 BareChunk::~BareChunk() {

@@ -16,6 +16,7 @@ namespace gpuloan::tool::bench {
 
 #define GPULOAN_BENCH_CALLS(X)                                                                                           \
   X(cuMemGetAllocationGranularity, granularity, (std::size_t*, const cuda::AllocationProp*, int))                        \
+  X(cuMemGetInfo_v2, memory_info, (std::size_t*, std::size_t*))                                                          \
   X(cuMemCreate, mem_create, (cuda::MemHandle*, std::size_t, const cuda::AllocationProp*, unsigned long long))           \
   X(cuMemRelease, mem_release, (cuda::MemHandle))                                                                        \
   X(cuMemExportToShareableHandle, mem_export, (void*, cuda::MemHandle, int, unsigned long long))                         \
@@ -33,6 +34,7 @@ namespace gpuloan::tool::bench {
 struct BareCalls {
   explicit BareCalls(const gpuloan_driver_info& info);
   void check(const char* call, cuda::CuResult code) const;
+  [[nodiscard]] std::uint64_t free_bytes() const; // of the device
 #define GPULOAN_BENCH_MEMBER(symbol, member, parameters) cuda::CuResult(*member) parameters = nullptr;
   GPULOAN_BENCH_CALLS(GPULOAN_BENCH_MEMBER)
 #undef GPULOAN_BENCH_MEMBER
@@ -74,7 +76,7 @@ class BareChunk {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; } // rounded up
 
  private:
-  void map(int device);
+  void map(int device); // the handle is given back when it fails
   const BareCalls& calls_;
   std::uint64_t bytes_;
   cuda::MemHandle handle_ = 0;

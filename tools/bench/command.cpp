@@ -13,15 +13,17 @@ namespace gpuloan::tool {
 namespace bench {
 namespace {
 
-constexpr Choice kCases[] = {{"turns", 0}, {"loans", 0}, {"offsets", 0}, {"copies", 0}, {"acks", 1}, {"roundtrip", 1}, {"out", 1}}; // 1: of the control plane
+enum Kind : std::uint32_t { kDevice, kWholeDevice, kControl }; // what a case works on
+constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"whole", kWholeDevice},
+                              {"acks", kControl}, {"roundtrip", kControl}, {"out", kControl}};
 
-bool wants_any(const BenchOptions& options, std::uint32_t control) {
-  return std::any_of(std::begin(kCases), std::end(kCases), [&](const Choice& choice) { return choice.value == control && options.wants(choice.name); });
+bool wants_any(const BenchOptions& options, std::uint32_t kind) {
+  return std::any_of(std::begin(kCases), std::end(kCases), [&](const Choice& choice) { return choice.value == kind && options.wants(choice.name); });
 }
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets, copies, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "turns, loans, offsets, copies, whole, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -112,12 +114,13 @@ int bench_command(Arguments arguments) {
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
                 "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
+                "warm arena. copies: the host rung. whole: one loan of as much as fits, at most 100 GiB. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
                 "is used. Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;
-  const bool device = bench::wants_any(options, 0), control = bench::wants_any(options, 1);
+  const bool shared = bench::wants_any(options, bench::kDevice), whole = bench::wants_any(options, bench::kWholeDevice);
+  const bool device = shared || whole, control = bench::wants_any(options, bench::kControl);
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   const auto progress = [&](const std::string& what) {
     if (terminal) std::fprintf(stderr, "\r\033[K%s", what.c_str());
@@ -125,7 +128,13 @@ int bench_command(Arguments arguments) {
   Session session = open_session(options.common, options.loans, GPULOAN_ROLE_EXPORTER, !device);
   std::vector<bench::Comparison> device_cases, control_cases;
   std::string uncounted;
-  if (device) device_cases = bench::Run(options, session).all(progress);
+  if (shared) device_cases = bench::Run(options, session).all(false, progress);
+  if (whole) {
+    LoanOptions loans = options.loans;
+    loans.idle_bytes = 1; // as little as there is: what one measurement leaves, the next one needs
+    Session large = open_session(options.common, loans, GPULOAN_ROLE_EXPORTER);
+    std::ranges::move(bench::Run(options, large).all(true, progress), std::back_inserter(device_cases));
+  }
   if (control) {
     bench::Control cases(options);
     control_cases = cases.all(progress);

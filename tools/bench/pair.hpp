@@ -14,10 +14,13 @@ enum class Op : std::uint32_t {
   Hello,      // worker to parent: it is up; no descriptor. Parent to worker: the library's end of a socketpair
   Words,      // the page of control words
   Chunk,      // VMM memory of `bytes`
+  Drop,       // of that memory
+  BareFill,   // of it with `value`, once; answered when it is done, `bytes` is the time in nanoseconds
   BareSpin,   // `count` turns over the words, both sides spinning
   BareSocket, // `count` turns, a record each way
   Turns,      // `count` turns of the loan that is offered next
   Loans,      // the next `count` loans
+  WholeLoan,  // the next loan; `bytes` of the answer is when READY was seen, on clock_ns()
   Copies,     // the next `count` read loans: taken and given back
   // The control plane's cases; `value` is the number of a context.
   Join,        // a peer more for that context

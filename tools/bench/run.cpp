@@ -9,12 +9,9 @@
 namespace gpuloan::tool::bench {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U, kGiB = std::uint64_t{1} << 30U;
 constexpr std::size_t kWordBytes = 4096;
 constexpr std::uint64_t kPinnedBytes = 64 * kMiB; // a copy to pinned memory goes round in as much
 constexpr std::uint64_t kPinnedPiece = 4 * kMiB;
-
-double since_us(std::uint64_t start) { return static_cast<double>(clock_ns() - start) / 1000; }
 
 struct Ends {
   Fd ours, theirs;
@@ -69,22 +66,24 @@ Run::Counts Run::counts(std::uint64_t bytes) const {
   return options_.quick ? Counts{5, std::max(3U, turns / 10)} : Counts{15, turns};
 }
 
-std::vector<Comparison> Run::all(const Progress& progress) {
+std::vector<Comparison> Run::all(bool whole_device, const Progress& progress) {
   using Case = Comparison (Run::*)(std::uint64_t);
   struct Entry {
     const char* name;
     Case run;
     std::vector<std::uint64_t> sizes;
+    bool whole_device = false;
   };
   const Entry entries[] = {
       {"turns", &Run::turns, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
       {"loans", &Run::loans, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
       {"offsets", &Run::offsets, {64 << 10, 64 * kMiB, kGiB}},
       {"copies", &Run::copies, {64 * kMiB, 4 * kGiB}},
+      {"whole", &Run::whole, {whole_bytes()}, true},
   };
   std::vector<Comparison> out;
   for (const Entry& entry : entries) {
-    if (!options_.wants(entry.name)) continue;
+    if (entry.whole_device != whole_device || !options_.wants(entry.name)) continue;
     for (const std::uint64_t bytes : options_.sizes.empty() ? entry.sizes : options_.sizes) {
       progress(std::string(entry.name) + " " + std::to_string(bytes));
       out.push_back((this->*entry.run)(bytes));
@@ -111,6 +110,14 @@ Loan Run::lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, 
   return peer_.lend(region.pointer() + offset, bytes, options);
 }
 
+void Run::drained() {
+  while (session_.context.stats().chunks > 0) {
+    check_interrupted();
+    if (deadline_.passed()) throw Failure(ExitTimeout, "the arena did not give its memory back within " + deadline_.text());
+    static_cast<void>(session_.context.next_event(Milliseconds(1))); // turns the caller's loop
+  }
+}
+
 // A turn whose bytes did not arrive is not worth its microseconds.
 void Run::check_filled(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t value, const char* who) {
   for (const std::uint64_t offset : {std::uint64_t{0}, bytes / 8 * 4, bytes - 4}) {
@@ -129,6 +136,11 @@ void Run::share_chunk(const BareChunk& chunk) {
   const Fd fd = chunk.share();
   channel_->send({.op = Op::Chunk, .bytes = chunk.bytes()}, fd.get());
   static_cast<void>(channel_->expect(Op::Chunk));
+}
+
+void Run::drop_chunk() {
+  channel_->send({.op = Op::Drop});
+  static_cast<void>(channel_->expect(Op::Drop));
 }
 
 std::vector<double> Run::bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes) {

@@ -25,12 +25,18 @@ struct BenchOptions {
   [[nodiscard]] bool wants(const char* name) const { return cases.empty() || std::find(cases.begin(), cases.end(), name) != cases.end(); }
 };
 
+inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U, kGiB = std::uint64_t{1} << 30U;
+
+[[nodiscard]] inline double since_us(std::uint64_t start) { return static_cast<double>(clock_ns() - start) / 1000; }
+
 class Run {
  public:
   Run(const BenchOptions& options, Session& session);
   // Each is called with "case size" before a comparison starts.
   using Progress = std::function<void(const std::string& what)>;
-  [[nodiscard]] std::vector<Comparison> all(const Progress& progress);
+  // Those that are wanted: of the cases that share the device, or of those that take all of it. The latter need a context that
+  // keeps no idle memory.
+  [[nodiscard]] std::vector<Comparison> all(bool whole_device, const Progress& progress);
 
  private:
   struct Counts {
@@ -40,16 +46,20 @@ class Run {
   void start_worker();
   Loan lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs);
   [[nodiscard]] Region region(std::uint64_t bytes);
+  void drained(); // waits until the arena has given everything back
   void check_filled(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t value, const char* who);
 
   [[nodiscard]] Comparison turns(std::uint64_t bytes);
   [[nodiscard]] Comparison loans(std::uint64_t bytes);
   [[nodiscard]] Comparison offsets(std::uint64_t bytes);
   [[nodiscard]] Comparison copies(std::uint64_t bytes);
+  [[nodiscard]] Comparison whole(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t whole_bytes() const;
   [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
   [[nodiscard]] std::vector<double> bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
   [[nodiscard]] std::vector<double> fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step);
   void share_chunk(const BareChunk& chunk);
+  void drop_chunk();
 
   const BenchOptions& options_;
   Session& session_;

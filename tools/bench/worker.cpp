@@ -34,7 +34,7 @@ class Worker {
       if (message.op == Op::Bye) return;
       Message answer{.op = message.op};
       try {
-        answer.value = serve(message, std::move(fd));
+        answer.value = serve(message, std::move(fd), answer);
       } catch (const std::exception& error) {
         answer.op = Op::Failed;
         std::string(error.what()).copy(answer.text, sizeof answer.text - 1);
@@ -46,7 +46,7 @@ class Worker {
 
  private:
   // Returns what the last turn wrote.
-  std::uint64_t serve(const Message& message, Fd fd) {
+  std::uint64_t serve(const Message& message, Fd fd, Message& answer) {
     switch (message.op) {
       case Op::Hello: peer_ = session_.context.adopt(fd.release(), deadline_.left()); return 0;
       case Op::Words: words_ = std::make_unique<BarePages>(calls_, std::move(fd), message.bytes); return 0;
@@ -54,13 +54,24 @@ class Worker {
         chunk_.reset();
         chunk_ = std::make_unique<BareChunk>(calls_, options_.common.device, message.bytes, std::move(fd));
         return 0;
+      case Op::Drop: chunk_.reset(); return 0;
+      case Op::BareFill: return bare_fill(message, answer);
       case Op::BareSpin: return bare_spin(message);
       case Op::BareSocket: return bare_socket(message);
       case Op::Turns: return turns(message);
       case Op::Loans: return loans(message);
+      case Op::WholeLoan: return whole_loan(answer);
       case Op::Copies: return copies(message);
       default: throw Failure(ExitInternal, "the parent asked for something unknown");
     }
+  }
+
+  std::uint64_t bare_fill(const Message& message, Message& answer) {
+    const std::uint64_t start = clock_ns();
+    cuda_.fill32(chunk_->pointer(), static_cast<std::uint32_t>(message.value), message.bytes / 4);
+    cuda_.synchronize();
+    answer.bytes = clock_ns() - start;
+    return message.value;
   }
 
   std::uint64_t bare_spin(const Message& message) {
@@ -119,6 +130,16 @@ class Worker {
       loan.done(cuda_.stream());
       if (turn + 1 == message.count) wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     }
+    return value_;
+  }
+
+  std::uint64_t whole_loan(Message& answer) {
+    Loan loan = offered();
+    const gpuloan_view view = acquired(loan);
+    answer.bytes = clock_ns();
+    fill(view, ++value_);
+    loan.done(cuda_.stream());
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     return value_;
   }
 
