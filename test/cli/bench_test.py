@@ -30,6 +30,18 @@ class BenchTest(CliTest):
             self.assertGreater(spread[0], 0)
         self.expect(self.run_cli("bench", "--case", "whole", "--size", "600MiB", env=small), "device-memory", "600.0 MiB do not fit", "--size")
 
+    def test_the_largest_loan(self):
+        # 64 MiB of a card of 4000 are what fits() may miss.
+        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "fit", env={"GPULOAN_SIM_MEMORY_MIB": "4000"}))
+        row, = result.json["comparisons"]
+        self.assertEqual((row["case"], row["step_bytes"]), ("fit", 64 << 20))
+        for name in ("floor_bytes", "gpuloan_bytes"):
+            self.assertEqual(row[name][1] % (64 << 20), 0)
+            self.assertLessEqual(row[name][1], 4000 << 20)
+            self.assertGreater(row[name][1], 3600 << 20, "a probe did not give its memory back")
+        self.assertGreaterEqual(row["size_ratio"][1], 0.95)
+        self.assertLessEqual(row["size_ratio"][1], 1.0)
+
     def test_the_control_plane(self):
         result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "acks", "--case", "roundtrip", "--case", "out"))
         self.assertIsNone(result.json["driver"])

@@ -14,7 +14,7 @@ namespace bench {
 namespace {
 
 enum Kind : std::uint32_t { kDevice, kWholeDevice, kControl }; // what a case works on
-constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"whole", kWholeDevice},
+constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"whole", kWholeDevice}, {"fit", kWholeDevice},
                               {"acks", kControl}, {"roundtrip", kControl}, {"out", kControl}};
 
 bool wants_any(const BenchOptions& options, std::uint32_t kind) {
@@ -23,7 +23,7 @@ bool wants_any(const BenchOptions& options, std::uint32_t kind) {
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets, copies, whole, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "turns, loans, offsets, copies, whole, fit, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -47,7 +47,7 @@ std::string fixed(double value, int digits) {
 
 Spread ratio_of(const Comparison& comparison) {
   Spread ratio = spread_of(comparison.ratios);
-  if (!comparison.rate) return ratio;
+  if (!comparison.rate || comparison.sizes) return ratio;
   return {1 / ratio.high, 1 / ratio.middle, 1 / ratio.low};
 }
 
@@ -65,6 +65,19 @@ void print_device_cases(const Session& session, const std::vector<Comparison>& a
   }
   table.print(stdout);
   std::printf("\nThe ratio is gpuloan's time over the floor's; for copies it is gpuloan's rate over the floor's.\n");
+}
+
+void print_sizes(const std::vector<Comparison>& all) {
+  std::printf("\nThe largest that the device takes, found by bisection; filled and read back by the worker each time.\n\n");
+  Table table;
+  table.row({"case", "step", "bare", "gpuloan", "ratio", "[", "]", "floor"});
+  for (const Comparison& comparison : all) {
+    const Spread ratio = ratio_of(comparison);
+    table.row({comparison.name, size_text(comparison.bytes), size_text(static_cast<std::uint64_t>(spread_of(comparison.floor_us).middle)),
+               size_text(static_cast<std::uint64_t>(spread_of(comparison.library_us).middle)), fixed(ratio.middle, 3), fixed(ratio.low, 3),
+               fixed(ratio.high, 3), comparison.floor});
+  }
+  table.print(stdout);
 }
 
 void print_control_cases(const std::vector<Comparison>& all, const std::string& uncounted) {
@@ -94,12 +107,13 @@ void print_json(const Session& session, const std::vector<Comparison>& all) {
   json.key("comparisons").begin_array();
   for (const Comparison& comparison : all) {
     json.begin_object().member("case", comparison.name).member("floor", comparison.floor);
-    if (comparison.what.empty()) json.member("bytes", comparison.bytes);
+    if (comparison.what.empty()) json.member(comparison.sizes ? "step_bytes" : "bytes", comparison.bytes);
     else json.member("of", comparison.what);
     if (comparison.calls >= 0) json.member("system_calls", comparison.calls);
-    spread_member(json, "floor_us", spread_of(comparison.floor_us)); // lower quartile, median, upper quartile
-    spread_member(json, "gpuloan_us", spread_of(comparison.library_us));
-    spread_member(json, comparison.rate ? "rate_ratio" : "time_ratio", ratio_of(comparison));
+    // Lower quartile, median, upper quartile.
+    spread_member(json, comparison.sizes ? "floor_bytes" : "floor_us", spread_of(comparison.floor_us));
+    spread_member(json, comparison.sizes ? "gpuloan_bytes" : "gpuloan_us", spread_of(comparison.library_us));
+    spread_member(json, comparison.sizes ? "size_ratio" : comparison.rate ? "rate_ratio" : "time_ratio", ratio_of(comparison));
     json.end();
   }
   json.end().end();
@@ -114,7 +128,8 @@ int bench_command(Arguments arguments) {
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
                 "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung. whole: one loan of as much as fits, at most 100 GiB. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
+                "warm arena. copies: the host rung. whole: one loan of as much as fits, at most 100 GiB. fit: the\n"
+                "largest loan, beside the largest bare allocation. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
                 "is used. Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
@@ -147,7 +162,11 @@ int bench_command(Arguments arguments) {
     return ExitOk;
   }
   print_session(stdout, session);
-  if (device) bench::print_device_cases(session, device_cases);
+  const auto sizes = std::ranges::stable_partition(device_cases, [](const bench::Comparison& comparison) { return !comparison.sizes; });
+  const std::vector<bench::Comparison> fits(sizes.begin(), sizes.end());
+  device_cases.erase(sizes.begin(), sizes.end());
+  if (!device_cases.empty()) bench::print_device_cases(session, device_cases);
+  if (!fits.empty()) bench::print_sizes(fits);
   if (control) bench::print_control_cases(control_cases, uncounted);
   return ExitOk;
 }

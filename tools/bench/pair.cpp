@@ -80,7 +80,7 @@ bool Channel::waits(Milliseconds timeout) const {
 
 Message Channel::expect(Op op) {
   const Message answer = receive();
-  if (answer.op == Op::Failed) throw Failure(ExitLoanFailed, std::string("the worker: ") + answer.text);
+  if (answer.op == Op::Failed) throw Failure(answer.value != 0 ? static_cast<int>(answer.value) : ExitLoanFailed, std::string("the worker: ") + answer.text);
   if (answer.op != op) throw Failure(ExitInternal, "the worker answered something else");
   return answer;
 }

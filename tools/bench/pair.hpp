@@ -16,9 +16,11 @@ enum class Op : std::uint32_t {
   Chunk,      // VMM memory of `bytes`
   Drop,       // of that memory
   BareFill,   // of it with `value`, once; answered when it is done, `bytes` is the time in nanoseconds
+  BareProbe,  // of it: filled, and its last word read back; with `count` only the first and last bytes are filled
   BareSpin,   // `count` turns over the words, both sides spinning
   BareSocket, // `count` turns, a record each way
   Turns,      // `count` turns of the loan that is offered next
+  LoanProbe,  // the next loan, as BareProbe
   Loans,      // the next `count` loans
   WholeLoan,  // the next loan; `bytes` of the answer is when READY was seen, on clock_ns()
   Copies,     // the next `count` read loans: taken and given back
@@ -32,7 +34,7 @@ enum class Op : std::uint32_t {
   PlainAnswer, // `count` records of all the floor's sockets
   Pin,         // to CPU number `value` of those that it may use; `count` 0: to all of them again
   PlainTrips,  // `count` records of its last one, blocking
-  Failed,     // `text` says why
+  Failed,     // `text` says why, `value` is the exit code for it, or 0
   Bye,
 };
 

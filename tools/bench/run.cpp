@@ -73,6 +73,7 @@ std::vector<Comparison> Run::all(bool whole_device, const Progress& progress) {
     Case run;
     std::vector<std::uint64_t> sizes;
     bool whole_device = false;
+    bool sized = true; // --size means it
   };
   const Entry entries[] = {
       {"turns", &Run::turns, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
@@ -80,11 +81,12 @@ std::vector<Comparison> Run::all(bool whole_device, const Progress& progress) {
       {"offsets", &Run::offsets, {64 << 10, 64 * kMiB, kGiB}},
       {"copies", &Run::copies, {64 * kMiB, 4 * kGiB}},
       {"whole", &Run::whole, {whole_bytes()}, true},
+      {"fit", &Run::fit, {64 * kMiB}, true, false},
   };
   std::vector<Comparison> out;
   for (const Entry& entry : entries) {
     if (entry.whole_device != whole_device || !options_.wants(entry.name)) continue;
-    for (const std::uint64_t bytes : options_.sizes.empty() ? entry.sizes : options_.sizes) {
+    for (const std::uint64_t bytes : options_.sizes.empty() || !entry.sized ? entry.sizes : options_.sizes) {
       progress(std::string(entry.name) + " " + std::to_string(bytes));
       out.push_back((this->*entry.run)(bytes));
     }

@@ -55,6 +55,9 @@ class Run {
   [[nodiscard]] Comparison copies(std::uint64_t bytes);
   [[nodiscard]] Comparison whole(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t whole_bytes() const;
+  [[nodiscard]] Comparison fit(std::uint64_t step);
+  [[nodiscard]] bool fits_bare(std::uint64_t bytes);
+  [[nodiscard]] bool fits_lent(std::uint64_t bytes);
   [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
   [[nodiscard]] std::vector<double> bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
   [[nodiscard]] std::vector<double> fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step);

@@ -29,15 +29,16 @@ struct Spread {
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// One comparison: microseconds of the library and of its floor, block by block.
+// One comparison: microseconds (or bytes) of the library and of its floor, block by block.
 struct Comparison {
   const char* name = ""; // of the case
   const char* floor = "";
   std::uint64_t bytes = 0;
   std::string what{};   // of a case of the control plane, instead of the bytes
   bool rate = false;    // the ratio is of rates, not of times
+  bool sizes = false;   // not times but bytes were measured: more is better
   double calls = -1;    // system calls for each loan; below 0: not counted
-  std::vector<double> library_us{}, floor_us{}, ratios{}; // medians of each block, and their quotient
+  std::vector<double> library_us{}, floor_us{}, ratios{}; // medians of each block (bytes where `sizes`), and their quotient
 
   void add_block(std::vector<double> floor_block, std::vector<double> library_block) {
     floor_us.push_back(spread_of(std::move(floor_block)).middle);

@@ -16,6 +16,12 @@ struct WorkerOptions {
   bool control = false;
 };
 
+int code_of(const std::exception& error) {
+  if (const auto* failure = dynamic_cast<const Failure*>(&error)) return failure->code();
+  if (const auto* status = dynamic_cast<const StatusError*>(&error)) return exit_code(status->status());
+  return ExitLoanFailed;
+}
+
 class Worker {
  public:
   explicit Worker(const WorkerOptions& options)
@@ -37,6 +43,7 @@ class Worker {
         answer.value = serve(message, std::move(fd), answer);
       } catch (const std::exception& error) {
         answer.op = Op::Failed;
+        answer.value = static_cast<std::uint64_t>(code_of(error));
         std::string(error.what()).copy(answer.text, sizeof answer.text - 1);
       }
       if (message.op != Op::Hello && message.op != Op::BareSocket) channel_.send(answer);
@@ -56,10 +63,12 @@ class Worker {
         return 0;
       case Op::Drop: chunk_.reset(); return 0;
       case Op::BareFill: return bare_fill(message, answer);
+      case Op::BareProbe: return probe(chunk_->pointer(), message);
       case Op::BareSpin: return bare_spin(message);
       case Op::BareSocket: return bare_socket(message);
       case Op::Turns: return turns(message);
       case Op::Loans: return loans(message);
+      case Op::LoanProbe: return loan_probe(message);
       case Op::WholeLoan: return whole_loan(answer);
       case Op::Copies: return copies(message);
       default: throw Failure(ExitInternal, "the parent asked for something unknown");
@@ -141,6 +150,26 @@ class Worker {
     loan.done(cuda_.stream());
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     return value_;
+  }
+
+  std::uint64_t probe(cuda::DevicePtr pointer, const Message& message) {
+    const auto value = static_cast<std::uint32_t>(message.value);
+    const std::uint64_t filled = message.count == 0 ? message.bytes : std::min(message.bytes, kMiB), last = message.bytes - filled;
+    cuda_.fill32(pointer, value, filled / 4);
+    if (last > 0) cuda_.fill32(pointer + last, value, filled / 4);
+    std::uint32_t word = 0;
+    cuda_.copy_out(&word, pointer + message.bytes - sizeof word, sizeof word);
+    cuda_.synchronize();
+    if (word != value) throw Failure(ExitLoanFailed, "the last word is not what was filled");
+    return message.value;
+  }
+
+  std::uint64_t loan_probe(const Message& message) {
+    Loan loan = offered();
+    const std::uint64_t value = probe(acquired(loan).pointer, message);
+    loan.done(cuda_.stream());
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
+    return value;
   }
 
   std::uint64_t copies(const Message& message) {
