@@ -42,6 +42,16 @@ class BenchTest(CliTest):
         self.assertGreaterEqual(row["size_ratio"][1], 0.95)
         self.assertLessEqual(row["size_ratio"][1], 1.0)
 
+    def test_the_pool_rung(self):
+        row, = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "pool", "--size", "8MiB")).json["comparisons"]
+        self.assertEqual((row["case"], row["bytes"]), ("pool", 8 << 20))
+        for spread in (row["floor_us"], row["gpuloan_us"], row["time_ratio"]):
+            self.assertEqual(spread, sorted(spread))
+            self.assertGreater(spread[0], 0)
+        # What would kill the importer is not tried.
+        self.expect(self.run_cli("bench", "--case", "pool", "--size", "6GiB"), "unsupported", "5.1 GiB", "--size")
+        self.expect(self.run_cli("bench", "--case", "pool", env={"GPULOAN_SIM_WITHOUT": "pools"}), "unsupported", "no memory pools")
+
     def test_the_control_plane(self):
         result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "acks", "--case", "roundtrip", "--case", "out"))
         self.assertIsNone(result.json["driver"])

@@ -45,7 +45,7 @@ bool Run::fits_lent(std::uint64_t bytes) {
     return false;
   }
   channel_->send({.op = Op::LoanProbe, .count = session_.driver.simulated, .bytes = bytes, .value = ++ready_});
-  Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_WRITE, false, 0);
+  Loan loan = lend(region.pointer(), bytes, GPULOAN_ACCESS_WRITE, false, 0);
   bool fits = true;
   try {
     static_cast<void>(channel_->expect(Op::LoanProbe));

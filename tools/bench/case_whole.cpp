@@ -43,7 +43,7 @@ Comparison Run::whole(std::uint64_t bytes) {
     Region region = this->region(bytes);
     for (std::uint32_t fill = 0; fill <= fills; ++fill) {
       channel_->send({.op = Op::WholeLoan, .bytes = bytes});
-      Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_WRITE, false, 0);
+      Loan loan = lend(region.pointer(), bytes, GPULOAN_ACCESS_WRITE, false, 0);
       wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); });
       const std::uint64_t done = clock_ns();
       wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });

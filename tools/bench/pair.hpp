@@ -17,8 +17,10 @@ enum class Op : std::uint32_t {
   Drop,       // of that memory
   BareFill,   // of it with `value`, once; answered when it is done, `bytes` is the time in nanoseconds
   BareProbe,  // of it: filled, and its last word read back; with `count` only the first and last bytes are filled
+  Pool,       // a pool, and in `text` the export data of its allocation of `bytes`
   BareSpin,   // `count` turns over the words, both sides spinning
   BareSocket, // `count` turns, a record each way
+  BarePool,   // as BareSocket, with the pool's allocation, which is imported and freed in each turn
   Turns,      // `count` turns of the loan that is offered next
   LoanProbe,  // the next loan, as BareProbe
   Loans,      // the next `count` loans

@@ -80,6 +80,7 @@ std::vector<Comparison> Run::all(bool whole_device, const Progress& progress) {
       {"loans", &Run::loans, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
       {"offsets", &Run::offsets, {64 << 10, 64 * kMiB, kGiB}},
       {"copies", &Run::copies, {64 * kMiB, 4 * kGiB}},
+      {"pool", &Run::pool, {kGiB}},
       {"whole", &Run::whole, {whole_bytes()}, true},
       {"fit", &Run::fit, {64 * kMiB}, true, false},
   };
@@ -103,13 +104,13 @@ Region Run::region(std::uint64_t bytes) {
   return peer_.create_region(wish);
 }
 
-Loan Run::lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs) {
+Loan Run::lend(std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs) {
   auto options = init<gpuloan_lend_options>();
   options.access = access;
   options.keep_open = keep_open ? 1 : 0;
   options.rungs = rungs;
   options.stream = GPULOAN_STREAM_CPU; // nothing of ours is queued: READY is free, as in the floors
-  return peer_.lend(region.pointer() + offset, bytes, options);
+  return peer_.lend(pointer, bytes, options);
 }
 
 void Run::drained() {
@@ -159,16 +160,16 @@ std::vector<double> Run::bare_spin(std::uint32_t count, const BareChunk& chunk, 
   return times;
 }
 
-std::vector<double> Run::bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes) {
-  channel_->send({.op = Op::BareSocket, .count = count, .bytes = bytes});
+std::vector<double> Run::bare_records(Op op, std::uint32_t count, std::uint64_t pointer, std::uint64_t bytes) {
+  channel_->send({.op = op, .count = count, .bytes = bytes});
   std::vector<double> times;
   for (std::uint32_t turn = 0; turn < count; ++turn) {
     const std::uint64_t start = clock_ns();
-    channel_->send({.op = Op::BareSocket, .value = ++ready_});
-    static_cast<void>(channel_->expect(Op::BareSocket));
+    channel_->send({.op = op, .value = ++ready_});
+    static_cast<void>(channel_->expect(op));
     times.push_back(since_us(start));
   }
-  check_filled(chunk.pointer(), bytes, ready_, "the bare floor's last turn");
+  check_filled(pointer, bytes, ready_, "the bare floor's last turn");
   return times;
 }
 
@@ -183,7 +184,7 @@ Comparison Run::turns(std::uint64_t bytes) {
   for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
     auto floor = bare_spin(counts.turns, chunk, bytes);
     channel_->send({.op = Op::Turns, .count = counts.turns + 1, .bytes = bytes});
-    Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_WRITE, true, 0);
+    Loan loan = lend(region.pointer(), bytes, GPULOAN_ACCESS_WRITE, true, 0);
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); }); // the first turn brings the loan
     std::vector<double> times;
     for (std::uint32_t turn = 0; turn < counts.turns; ++turn) {
@@ -201,19 +202,19 @@ Comparison Run::turns(std::uint64_t bytes) {
   return out;
 }
 
-std::vector<double> Run::fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step) {
+std::vector<double> Run::fresh_loans(std::uint32_t count, gpuloan_range range, std::uint64_t bytes, std::uint64_t step, std::uint32_t rungs) {
   channel_->send({.op = Op::Loans, .count = count, .bytes = bytes});
   std::vector<double> times;
   std::uint64_t offset = 0;
   for (std::uint32_t turn = 0; turn < count; ++turn) {
-    offset = offset + step + bytes <= region.bytes() ? offset + step : 0;
+    offset = offset + step + bytes <= range.bytes ? offset + step : 0;
     const std::uint64_t start = clock_ns();
-    Loan loan = lend(region, offset, bytes, GPULOAN_ACCESS_WRITE, false, 0);
+    Loan loan = lend(range.pointer + offset, bytes, GPULOAN_ACCESS_WRITE, false, rungs);
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     times.push_back(since_us(start));
   }
   const Message answer = channel_->expect(Op::Loans);
-  check_filled(region.pointer() + offset, bytes, answer.value, "the last loan");
+  check_filled(range.pointer + offset, bytes, answer.value, "the last loan");
   return times;
 }
 
@@ -224,8 +225,8 @@ Comparison Run::loans(std::uint64_t bytes) {
   share_chunk(chunk);
   Region region = this->region(bytes);
   for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
-    auto floor = bare_socket(counts.turns, chunk, bytes);
-    auto times = fresh_loans(counts.turns, region, bytes, 0);
+    auto floor = bare_records(Op::BareSocket, counts.turns, chunk.pointer(), bytes);
+    auto times = fresh_loans(counts.turns, {region.pointer(), region.bytes()}, bytes, 0);
     if (block > 0) out.add_block(std::move(floor), std::move(times));
   }
   region.destroy();
@@ -237,8 +238,8 @@ Comparison Run::offsets(std::uint64_t bytes) {
   const Counts counts = this->counts(bytes);
   Region region = this->region(8 * bytes);
   for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
-    auto same = fresh_loans(counts.turns, region, bytes, 0);
-    auto times = fresh_loans(counts.turns, region, bytes, bytes);
+    auto same = fresh_loans(counts.turns, {region.pointer(), region.bytes()}, bytes, 0);
+    auto times = fresh_loans(counts.turns, {region.pointer(), region.bytes()}, bytes, bytes);
     if (block > 0) out.add_block(std::move(same), std::move(times));
   }
   region.destroy();
@@ -261,7 +262,7 @@ Comparison Run::copies(std::uint64_t bytes) {
     const double floor = since_us(start);
     channel_->send({.op = Op::Copies, .count = 1, .bytes = bytes, .value = block + 1});
     start = clock_ns();
-    Loan loan = lend(region, 0, bytes, GPULOAN_ACCESS_READ, false, GPULOAN_RUNG_HOST);
+    Loan loan = lend(region.pointer(), bytes, GPULOAN_ACCESS_READ, false, GPULOAN_RUNG_HOST);
     wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     const double time = since_us(start);
     static_cast<void>(channel_->expect(Op::Copies)); // it looked at what came

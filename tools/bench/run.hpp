@@ -20,9 +20,12 @@ struct BenchOptions {
   std::vector<std::string> cases;   // empty: all
   std::vector<std::uint64_t> sizes; // empty: each case's own
   bool quick = false;
+  bool pool = false; // the pool rung is on: "all cases" are with it
   static constexpr Choice kLoops[] = {{"thread", GPULOAN_LOOP_THREAD}, {"caller", GPULOAN_LOOP_CALLER}};
   static constexpr Choice kWaits[] = {{"spin", 0}, {"sleep", GPULOAN_CONTEXT_SLEEP}};
-  [[nodiscard]] bool wants(const char* name) const { return cases.empty() || std::find(cases.begin(), cases.end(), name) != cases.end(); }
+  [[nodiscard]] bool wants(const char* name) const {
+    return cases.empty() ? pool || std::string_view(name) != "pool" : std::find(cases.begin(), cases.end(), name) != cases.end();
+  }
 };
 
 inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U, kGiB = std::uint64_t{1} << 30U;
@@ -44,7 +47,7 @@ class Run {
   };
   [[nodiscard]] Counts counts(std::uint64_t bytes) const;
   void start_worker();
-  Loan lend(const Region& region, std::uint64_t offset, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs);
+  Loan lend(std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access, bool keep_open, std::uint32_t rungs);
   [[nodiscard]] Region region(std::uint64_t bytes);
   void drained(); // waits until the arena has given everything back
   void check_filled(std::uint64_t pointer, std::uint64_t bytes, std::uint64_t value, const char* who);
@@ -58,9 +61,12 @@ class Run {
   [[nodiscard]] Comparison fit(std::uint64_t step);
   [[nodiscard]] bool fits_bare(std::uint64_t bytes);
   [[nodiscard]] bool fits_lent(std::uint64_t bytes);
+  [[nodiscard]] Comparison pool(std::uint64_t bytes);
   [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
-  [[nodiscard]] std::vector<double> bare_socket(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
-  [[nodiscard]] std::vector<double> fresh_loans(std::uint32_t count, const Region& region, std::uint64_t bytes, std::uint64_t step);
+  // `op`: BareSocket or BarePool, the worker fills what is at `pointer` here.
+  [[nodiscard]] std::vector<double> bare_records(Op op, std::uint32_t count, std::uint64_t pointer, std::uint64_t bytes);
+  // Loans of `bytes`, each `step` behind the last one, from the beginning again where `range` ends.
+  [[nodiscard]] std::vector<double> fresh_loans(std::uint32_t count, gpuloan_range range, std::uint64_t bytes, std::uint64_t step, std::uint32_t rungs = 0);
   void share_chunk(const BareChunk& chunk);
   void drop_chunk();
 

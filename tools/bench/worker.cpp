@@ -2,6 +2,7 @@
 //
 // The worker of `gpuloan bench`: does what the parent's messages ask for, the bare floors and the loans alike.
 #include "../commands.hpp"
+#include "bare_pool.hpp"
 #include "control_worker.hpp"
 #include "run.hpp"
 
@@ -46,7 +47,7 @@ class Worker {
         answer.value = static_cast<std::uint64_t>(code_of(error));
         std::string(error.what()).copy(answer.text, sizeof answer.text - 1);
       }
-      if (message.op != Op::Hello && message.op != Op::BareSocket) channel_.send(answer);
+      if (message.op != Op::Hello && message.op != Op::BareSocket && message.op != Op::BarePool) channel_.send(answer);
       else if (answer.op == Op::Failed) channel_.send(answer);
     }
   }
@@ -65,7 +66,14 @@ class Worker {
       case Op::BareFill: return bare_fill(message, answer);
       case Op::BareProbe: return probe(chunk_->pointer(), message);
       case Op::BareSpin: return bare_spin(message);
-      case Op::BareSocket: return bare_socket(message);
+      case Op::BareSocket: return bare_records(message, [this](std::uint64_t value, std::uint64_t bytes) { fill_bare(chunk_->pointer(), value, bytes); });
+      case Op::Pool: pool_ = std::make_unique<BarePoolImport>(cuda_, options_.common.device, message, fd); return 0;
+      case Op::BarePool:
+        return bare_records(message, [this](std::uint64_t value, std::uint64_t bytes) {
+          const cuda::DevicePtr pointer = pool_->open();
+          fill_bare(pointer, value, bytes);
+          pool_->close(pointer);
+        });
       case Op::Turns: return turns(message);
       case Op::Loans: return loans(message);
       case Op::LoanProbe: return loan_probe(message);
@@ -77,8 +85,7 @@ class Worker {
 
   std::uint64_t bare_fill(const Message& message, Message& answer) {
     const std::uint64_t start = clock_ns();
-    cuda_.fill32(chunk_->pointer(), static_cast<std::uint32_t>(message.value), message.bytes / 4);
-    cuda_.synchronize();
+    fill_bare(chunk_->pointer(), message.value, message.bytes);
     answer.bytes = clock_ns() - start;
     return message.value;
   }
@@ -93,13 +100,18 @@ class Worker {
     return value;
   }
 
-  std::uint64_t bare_socket(const Message& message) {
+  void fill_bare(cuda::DevicePtr pointer, std::uint64_t value, std::uint64_t bytes) {
+    cuda_.fill32(pointer, static_cast<std::uint32_t>(value), bytes / 4);
+    cuda_.synchronize();
+  }
+
+  template <typename Work>
+  std::uint64_t bare_records(const Message& message, Work&& work) {
     std::uint64_t value = 0;
     for (std::uint32_t turn = 0; turn < message.count; ++turn) {
       value = channel_.receive().value;
-      cuda_.fill32(chunk_->pointer(), static_cast<std::uint32_t>(value), message.bytes / 4);
-      cuda_.synchronize();
-      channel_.send({.op = Op::BareSocket, .value = value});
+      work(value, message.bytes);
+      channel_.send({.op = message.op, .value = value});
     }
     return value;
   }
@@ -193,6 +205,7 @@ class Worker {
   BareCalls calls_;
   std::unique_ptr<BarePages> words_;
   std::unique_ptr<BareChunk> chunk_;
+  std::unique_ptr<BarePoolImport> pool_;
   Peer peer_;
   std::uint64_t value_ = 0;
 };
