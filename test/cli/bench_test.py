@@ -42,6 +42,15 @@ class BenchTest(CliTest):
         self.assertGreaterEqual(row["size_ratio"][1], 0.95)
         self.assertLessEqual(row["size_ratio"][1], 1.0)
 
+    def test_both_sides_compute(self):
+        # The work of the parent's stream comes before READY on both ways: no pair is shorter than both streams' lag.
+        lag = 3000
+        env = {"GPULOAN_SIM_LAG_US": str(lag)}
+        row, = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "compute", "--size", "64KiB", env=env)).json["comparisons"]
+        self.assertEqual((row["case"], row["bytes"]), ("compute", 65536))
+        for spread in (row["floor_us"], row["gpuloan_us"]):
+            self.assertGreater(spread[0], 2 * lag)
+
     def test_the_pool_rung(self):
         row, = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "pool", "--size", "8MiB")).json["comparisons"]
         self.assertEqual((row["case"], row["bytes"]), ("pool", 8 << 20))

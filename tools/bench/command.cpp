@@ -15,7 +15,7 @@ namespace bench {
 namespace {
 
 enum Kind : std::uint32_t { kDevice, kWholeDevice, kControl }; // what a case works on
-constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"pool", kDevice}, {"whole", kWholeDevice}, {"fit", kWholeDevice},
+constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"compute", kDevice}, {"pool", kDevice}, {"whole", kWholeDevice}, {"fit", kWholeDevice},
                               {"acks", kControl}, {"roundtrip", kControl}, {"out", kControl}};
 
 bool wants_any(const BenchOptions& options, std::uint32_t kind) {
@@ -24,7 +24,7 @@ bool wants_any(const BenchOptions& options, std::uint32_t kind) {
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets, copies, pool, whole, fit, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "turns, loans, offsets, copies, compute, pool, whole, fit, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -129,7 +129,8 @@ int bench_command(Arguments arguments) {
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
                 "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung. pool: the experimental pool rung, only\n"
+                "warm arena. copies: the host rung. compute: both sides work on the\n"
+                "GPU in turn. pool: the experimental pool rung, only\n"
                 "where it is named or GPULOAN_POOL=1. whole: one loan of as much as fits, at most 100 GiB. fit: the\n"
                 "largest loan, beside the largest bare allocation. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
                 "is used. Gives up after --timeout, here 600 seconds by default.");

@@ -80,6 +80,7 @@ std::vector<Comparison> Run::all(bool whole_device, const Progress& progress) {
       {"loans", &Run::loans, {64 << 10, 2 * kMiB, 64 * kMiB, kGiB}},
       {"offsets", &Run::offsets, {64 << 10, 64 * kMiB, kGiB}},
       {"copies", &Run::copies, {64 * kMiB, 4 * kGiB}},
+      {"compute", &Run::compute, {compute_bytes()}},
       {"pool", &Run::pool, {kGiB}},
       {"whole", &Run::whole, {whole_bytes()}, true},
       {"fit", &Run::fit, {64 * kMiB}, true, false},
@@ -146,12 +147,12 @@ void Run::drop_chunk() {
   static_cast<void>(channel_->expect(Op::Drop));
 }
 
-std::vector<double> Run::bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes) {
+std::vector<double> Run::bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes, const std::function<void(std::uint64_t)>& post) {
   channel_->send({.op = Op::BareSpin, .count = count, .bytes = bytes, .value = ready_});
   std::vector<double> times;
   for (std::uint32_t turn = 0; turn < count; ++turn) {
     const std::uint64_t start = clock_ns();
-    std::atomic_ref(words_->word(kReadyWord)).store(++ready_, std::memory_order_release);
+    post(++ready_);
     spin_until(words_->word(kDoneWord), ready_, deadline_);
     times.push_back(since_us(start));
   }
@@ -175,6 +176,23 @@ std::vector<double> Run::bare_records(Op op, std::uint32_t count, std::uint64_t 
 
 // ---- Comparisons --------------------------------------------------------------------------------------------------
 
+std::vector<double> Run::loan_turns(std::uint32_t count, const Region& region, const std::function<void(Loan&)>& ready) {
+  channel_->send({.op = Op::Turns, .count = count + 1, .bytes = region.bytes()});
+  Loan loan = lend(region.pointer(), region.bytes(), GPULOAN_ACCESS_WRITE, true, 0);
+  wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); }); // the first turn brings the loan
+  std::vector<double> times;
+  for (std::uint32_t turn = 0; turn < count; ++turn) {
+    const std::uint64_t start = clock_ns();
+    ready(loan);
+    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); });
+    times.push_back(since_us(start));
+  }
+  wait_in_slices(deadline_, [&](Milliseconds slice) { loan.reclaim(slice); });
+  const Message answer = channel_->expect(Op::Turns);
+  check_filled(region.pointer(), region.bytes(), answer.value, "the last turn");
+  return times;
+}
+
 Comparison Run::turns(std::uint64_t bytes) {
   Comparison out{.name = "turns", .floor = "control words, both spin", .bytes = bytes};
   const Counts counts = this->counts(bytes);
@@ -182,20 +200,10 @@ Comparison Run::turns(std::uint64_t bytes) {
   share_chunk(chunk);
   Region region = this->region(bytes);
   for (std::uint32_t block = 0; block <= counts.blocks; ++block) {
-    auto floor = bare_spin(counts.turns, chunk, bytes);
-    channel_->send({.op = Op::Turns, .count = counts.turns + 1, .bytes = bytes});
-    Loan loan = lend(region.pointer(), bytes, GPULOAN_ACCESS_WRITE, true, 0);
-    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); }); // the first turn brings the loan
-    std::vector<double> times;
-    for (std::uint32_t turn = 0; turn < counts.turns; ++turn) {
-      const std::uint64_t start = clock_ns();
-      loan.ready(GPULOAN_STREAM_CPU);
-      wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_done(slice); });
-      times.push_back(since_us(start));
-    }
-    wait_in_slices(deadline_, [&](Milliseconds slice) { loan.reclaim(slice); });
-    const Message answer = channel_->expect(Op::Turns);
-    check_filled(region.pointer(), bytes, answer.value, "the last turn");
+    auto floor = bare_spin(counts.turns, chunk, bytes, [this](std::uint64_t value) {
+      std::atomic_ref(words_->word(kReadyWord)).store(value, std::memory_order_release);
+    });
+    auto times = loan_turns(counts.turns, region, [](Loan& loan) { loan.ready(GPULOAN_STREAM_CPU); });
     if (block > 0) out.add_block(std::move(floor), std::move(times)); // the first warms up
   }
   region.destroy();

@@ -62,7 +62,12 @@ class Run {
   [[nodiscard]] bool fits_bare(std::uint64_t bytes);
   [[nodiscard]] bool fits_lent(std::uint64_t bytes);
   [[nodiscard]] Comparison pool(std::uint64_t bytes);
-  [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes);
+  [[nodiscard]] Comparison compute(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t compute_bytes() const;
+  // A turn is from before `post`, which makes READY that value, to DONE seen.
+  [[nodiscard]] std::vector<double> bare_spin(std::uint32_t count, const BareChunk& chunk, std::uint64_t bytes, const std::function<void(std::uint64_t)>& post);
+  // The same over one loan of the region, whose first turn is not timed; `ready` posts READY.
+  [[nodiscard]] std::vector<double> loan_turns(std::uint32_t count, const Region& region, const std::function<void(Loan&)>& ready);
   // `op`: BareSocket or BarePool, the worker fills what is at `pointer` here.
   [[nodiscard]] std::vector<double> bare_records(Op op, std::uint32_t count, std::uint64_t pointer, std::uint64_t bytes);
   // Loans of `bytes`, each `step` behind the last one, from the beginning again where `range` ends.
