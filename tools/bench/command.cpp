@@ -32,7 +32,7 @@ void add_options(Parser& parser, BenchOptions& options) {
     options.sizes.push_back(parse_size(text));
     if (options.sizes.back() == 0 || options.sizes.back() % 4 != 0) throw Failure(ExitUsage, "is not a multiple of 4 above 0: '" + text + "'");
   });
-  parser.flag("quick", "fewer repetitions", options.quick);
+  parser.flag("quick", "fewer repetitions; on the simulated driver nothing above 64 MiB", options.quick);
   parser.value("loop", "WHOSE", "of both contexts: thread (default), or caller",
                [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
   parser.value("wait", "HOW", "of both sides: spin (default) for as long as short waits suggest, or sleep at once; roundtrip has both",
