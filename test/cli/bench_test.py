@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """gpuloan bench: every case runs on the simulated driver and reports what it compared. No time is judged here."""
 import unittest
+import xml.etree.ElementTree
 
 from cli import CliTest, EXIT
 
@@ -78,6 +79,44 @@ class BenchTest(CliTest):
         self.assertIn("SIMULATED", text)
         self.assertIn("engine  epoll", text)
         self.assertRegex(text, r"(?m)^  loans +4\.0 KiB")
+
+    def test_the_picture(self):
+        path = self.folder / "run.svg"
+        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "turns", "--case", "copies", "--case", "roundtrip",
+                                             "--size", "64KiB", "--size", "1000004", "--plot", path))
+        rows = result.json["comparisons"]
+        text = path.read_text(encoding="utf-8")
+        self.assertEqual([name.name for name in self.folder.glob("run.svg*")], ["run.svg"])
+        self.assertEqual(text.count("http"), 1, "something from elsewhere beside the name of the format")
+        svg = xml.etree.ElementTree.fromstring(text)
+        space = "{http://www.w3.org/2000/svg}"
+        self.assertEqual((svg.tag, svg.get("version")), (space + "svg", "1.1"))
+        drawn = [group for group in svg.iter(space + "g") if group.get("class") == "row"]
+        self.assertEqual(len(drawn), len(rows))
+        self.assertIn("SIMULATED driver", "".join(svg.itertext()))
+        places = []
+        for group, row in zip(drawn, rows):
+            low, ratio, high = row.get("time_ratio") or row["rate_ratio"]
+            title = group.find(space + "title").text
+            self.assertTrue(title.startswith(row["case"]) and f": {ratio:.3f}, quartiles {low:.3f} to {high:.3f};" in title, title)
+            left, dot = group.findall(space + "line")[0], group.find(space + "circle")
+            self.assertLessEqual(float(left.get("x1")), float(dot.get("cx")))
+            self.assertLessEqual(float(dot.get("cx")), float(left.get("x2")))
+            better = (ratio < 1) == ("time_ratio" in row)
+            self.assertEqual(dot.get("class"), "even" if low <= 1 <= high else "good" if better else "bad")
+            places.append((ratio, float(dot.get("cx"))))
+        places.sort()
+        self.assertEqual([place for _, place in places], sorted(place for _, place in places), "not a scale")
+        self.assertGreater(places[-1][1], places[0][1])
+
+    def test_a_picture_that_cannot_be_written(self):
+        for path in (self.folder / "missing" / "run.svg", self.folder):
+            result = self.expect(self.run_cli("bench", "--plot", path), "file", str(path)) # all cases, unshortened: minutes
+            self.assertLess(result.seconds, 10, "the run came first")
+        self.expect(self.run_cli("bench", "--plot", "-"), "usage", "--plot")
+        # A run that fails leaves nothing.
+        self.expect(self.run_cli("bench", "--case", "pool", "--plot", self.folder / "run.svg", env={"GPULOAN_SIM_WITHOUT": "pools"}), "unsupported")
+        self.assertEqual(list(self.folder.glob("run.svg*")), [])
 
     def test_refusals(self):
         for arguments in (("--size", "10"), ("--size", "0"), ("--case", "nothing"), ("extra",)):

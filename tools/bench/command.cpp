@@ -4,10 +4,12 @@
 #include "../commands.hpp"
 #include "../output.hpp"
 #include "control.hpp"
+#include "plot.hpp"
 #include "run.hpp"
 
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <unistd.h>
 
 namespace gpuloan::tool {
@@ -37,19 +39,38 @@ void add_options(Parser& parser, BenchOptions& options) {
                [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
   parser.value("wait", "HOW", "of both sides: spin (default) for as long as short waits suggest, or sleep at once; roundtrip has both",
                [&](const std::string& text) { options.loans.sleep = parse_choice(text, BenchOptions::kWaits); });
+  parser.value("plot", "FILE.svg", "also draw the ratios", [&](const std::string& text) {
+    if (text.empty() || text == "-") throw Failure(ExitUsage, "is not the name of a file: '" + text + "'");
+    options.plot = text;
+  });
   options.loans.add_to(parser);
+}
+
+std::string date_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  char text[32] = "";
+  ::gmtime_r(&now, &parts);
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts);
+  return text;
+}
+
+void draw(Output& out, const Session& session, const std::vector<Comparison>& all) {
+  PlotHeading heading{.device = "no device", .driver = "host memory only", .date = date_text()};
+  if (session.has_device) {
+    heading.device = session.device.name;
+    heading.driver = "driver " + version_text(session.driver.version);
+    heading.simulated = session.driver.simulated != 0;
+  }
+  const std::string svg = plot_svg(heading, all);
+  out.write(std::as_bytes(std::span(svg)));
+  out.commit();
 }
 
 std::string fixed(double value, int digits) {
   char text[32];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;
-}
-
-Spread ratio_of(const Comparison& comparison) {
-  Spread ratio = spread_of(comparison.ratios);
-  if (!comparison.rate || comparison.sizes) return ratio;
-  return {1 / ratio.high, 1 / ratio.middle, 1 / ratio.low};
 }
 
 void print_device_cases(const Session& session, const std::vector<Comparison>& all) {
@@ -148,6 +169,9 @@ int bench_command(Arguments arguments) {
   const auto progress = [&](const std::string& what) {
     if (terminal) std::fprintf(stderr, "\r\033[K%s", what.c_str());
   };
+  const Deadline deadline(options.common.timeout_ms);
+  std::optional<Output> plot; // made now, so that a path that cannot be written is known before the run
+  if (!options.plot.empty()) plot.emplace(options.plot, deadline);
   Session session = open_session(options.common, options.loans, GPULOAN_ROLE_EXPORTER, !device);
   std::vector<bench::Comparison> device_cases, control_cases;
   std::string uncounted;
@@ -164,9 +188,11 @@ int bench_command(Arguments arguments) {
     uncounted = cases.uncounted();
   }
   if (terminal) std::fprintf(stderr, "\r\033[K");
+  std::vector<bench::Comparison> all = device_cases;
+  all.insert(all.end(), control_cases.begin(), control_cases.end());
+  if (plot) bench::draw(*plot, session, all);
   if (options.common.json) {
-    device_cases.insert(device_cases.end(), control_cases.begin(), control_cases.end());
-    bench::print_json(session, device_cases);
+    bench::print_json(session, all);
     return ExitOk;
   }
   print_session(stdout, session);

@@ -20,6 +20,7 @@ struct BenchOptions {
   std::vector<std::string> cases;   // empty: all
   std::vector<std::uint64_t> sizes; // empty: each case's own
   bool quick = false;
+  std::string plot; // a path; empty: none
   bool pool = false; // the pool rung is on: "all cases" are with it
   static constexpr Choice kLoops[] = {{"thread", GPULOAN_LOOP_THREAD}, {"caller", GPULOAN_LOOP_CALLER}};
   static constexpr Choice kWaits[] = {{"spin", 0}, {"sleep", GPULOAN_CONTEXT_SLEEP}};

@@ -47,4 +47,11 @@ struct Comparison {
   }
 };
 
+// Of gpuloan's over the floor's: times, or rates, or sizes.
+[[nodiscard]] inline Spread ratio_of(const Comparison& comparison) {
+  const Spread ratio = spread_of(comparison.ratios);
+  if (!comparison.rate || comparison.sizes) return ratio;
+  return {1 / ratio.high, 1 / ratio.middle, 1 / ratio.low};
+}
+
 } // namespace gpuloan::tool::bench
