@@ -80,6 +80,29 @@ class BenchTest(CliTest):
         self.assertIn("engine  epoll", text)
         self.assertRegex(text, r"(?m)^  loans +4\.0 KiB")
 
+    def test_the_start(self):
+        # The streams' lag is in the canary and in the first work, and in neither the handshake nor the chunk.
+        lag = 20_000
+        path = self.folder / "run.svg"
+        result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "startup", "--plot", path, env={"GPULOAN_SIM_LAG_US": str(lag)}))
+        self.assertEqual(result.json["comparisons"], [])
+        startup = result.json["startup"]
+        self.assertEqual((startup["workers"], startup["canary"]), (3, "verified"))
+        steps = {step["step"]: step["us"] for step in startup["steps"]}
+        parts = [step["step"] for step in startup["steps"] if step["part_of_total"]]
+        self.assertEqual(parts, ["handshake", "memory", "canary", "import", "work", "return"])
+        self.assertEqual(set(steps) - set(parts), {"process", "total", "next loan"})
+        for us in steps.values():
+            self.assertEqual(us, sorted(us))
+            self.assertGreater(us[0], 0)
+        for name in ("canary", "work", "next loan"):
+            self.assertGreater(steps[name][0], lag, name)
+        self.assertLessEqual(sum(steps[name][0] for name in parts), steps["total"][2])
+        self.assertGreaterEqual(sum(steps[name][2] for name in parts), steps["total"][0])
+        svg = xml.etree.ElementTree.parse(path)
+        drawn = [group for group in svg.iter("{http://www.w3.org/2000/svg}g") if group.get("class") == "step"]
+        self.assertEqual(len(drawn), len(steps) - 1)
+
     def test_the_picture(self):
         path = self.folder / "run.svg"
         result = self.expect_ok(self.run_cli("bench", "--quick", "--json", "--case", "turns", "--case", "copies", "--case", "roundtrip",

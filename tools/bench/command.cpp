@@ -6,6 +6,7 @@
 #include "control.hpp"
 #include "plot.hpp"
 #include "run.hpp"
+#include "startup.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,8 +17,8 @@ namespace gpuloan::tool {
 namespace bench {
 namespace {
 
-enum Kind : std::uint32_t { kDevice, kWholeDevice, kControl }; // what a case works on
-constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"compute", kDevice}, {"pool", kDevice}, {"whole", kWholeDevice}, {"fit", kWholeDevice},
+enum Kind : std::uint32_t { kDevice, kWholeDevice, kStartup, kControl }; // what a case works on
+constexpr Choice kCases[] = {{"turns", kDevice}, {"loans", kDevice}, {"offsets", kDevice}, {"copies", kDevice}, {"compute", kDevice}, {"pool", kDevice}, {"whole", kWholeDevice}, {"fit", kWholeDevice}, {"startup", kStartup},
                               {"acks", kControl}, {"roundtrip", kControl}, {"out", kControl}};
 
 bool wants_any(const BenchOptions& options, std::uint32_t kind) {
@@ -26,7 +27,7 @@ bool wants_any(const BenchOptions& options, std::uint32_t kind) {
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets, copies, compute, pool, whole, fit, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "turns, loans, offsets, copies, compute, pool, whole, fit, startup, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -55,14 +56,14 @@ std::string date_text() {
   return text;
 }
 
-void draw(Output& out, const Session& session, const std::vector<Comparison>& all) {
+void draw(Output& out, const Session& session, const std::vector<Comparison>& all, const std::optional<Startup>& startup) {
   PlotHeading heading{.device = "no device", .driver = "host memory only", .date = date_text()};
   if (session.has_device) {
     heading.device = session.device.name;
     heading.driver = "driver " + version_text(session.driver.version);
     heading.simulated = session.driver.simulated != 0;
   }
-  const std::string svg = plot_svg(heading, all);
+  const std::string svg = plot_svg(heading, all, startup);
   out.write(std::as_bytes(std::span(svg)));
   out.commit();
 }
@@ -73,10 +74,7 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-void print_device_cases(const Session& session, const std::vector<Comparison>& all) {
-  if (session.driver.simulated != 0) {
-    std::printf("\nThe driver is SIMULATED: these are times of the control plane on this machine's CPUs, not of a GPU.\n");
-  }
+void print_device_cases(const std::vector<Comparison>& all) {
   std::printf("\nMicroseconds, medians of blocks that alternate with their floor; quartiles of the ratios in brackets.\n\n");
   Table table;
   table.row({"case", "bytes", "floor us", "gpuloan us", "ratio", "[", "]", "floor"});
@@ -117,11 +115,34 @@ void print_control_cases(const std::vector<Comparison>& all, const std::string& 
               uncounted.empty() ? "." : (", not counted: " + uncounted).c_str());
 }
 
+void print_startup(const Startup& startup) {
+  std::printf("\nFrom a new worker to the end of its first loan of %s (canary: %s). Microseconds, medians and quartiles of %u workers.\n\n",
+              size_text(startup.bytes).c_str(), startup.canary.c_str(), startup.workers);
+  Table table;
+  table.row({"step", "us", "[", "]"});
+  for (const StartStep& step : startup.steps) {
+    const Spread us = spread_of(step.us);
+    table.row({std::string(step.name) + ": " + step.about, fixed(us.middle, 1), fixed(us.low, 1), fixed(us.high, 1)});
+  }
+  table.print(stdout);
+}
+
 void spread_member(Json& json, const char* name, const Spread& spread) {
   json.key(name).begin_array().value(spread.low).value(spread.middle).value(spread.high).end();
 }
 
-void print_json(const Session& session, const std::vector<Comparison>& all) {
+void json_startup(Json& json, const Startup& startup) {
+  json.key("startup").begin_object().member("bytes", startup.bytes).member("workers", startup.workers).member("canary", startup.canary);
+  json.key("steps").begin_array();
+  for (const StartStep& step : startup.steps) {
+    json.begin_object().member("step", step.name).member("part_of_total", step.part);
+    spread_member(json, "us", spread_of(step.us));
+    json.end();
+  }
+  json.end().end();
+}
+
+void print_json(const Session& session, const std::vector<Comparison>& all, const std::optional<Startup>& startup) {
   Json json;
   json.begin_object();
   json_outcome(json, "bench", ExitOk);
@@ -138,7 +159,9 @@ void print_json(const Session& session, const std::vector<Comparison>& all) {
     spread_member(json, comparison.sizes ? "size_ratio" : comparison.rate ? "rate_ratio" : "time_ratio", ratio_of(comparison));
     json.end();
   }
-  json.end().end();
+  json.end();
+  if (startup) json_startup(json, *startup);
+  json.end();
   std::fputs(json.text().c_str(), stdout);
 }
 
@@ -153,7 +176,8 @@ int bench_command(Arguments arguments) {
                 "warm arena. copies: the host rung. compute: both sides work on the\n"
                 "GPU in turn. pool: the experimental pool rung, only\n"
                 "where it is named or GPULOAN_POOL=1. whole: one loan of as much as fits, at most 100 GiB. fit: the\n"
-                "largest loan, beside the largest bare allocation. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
+                "largest loan, beside the largest bare allocation. startup: from a new worker to its\n"
+                "first loan, step by step, without a floor. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
                 "is used. Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
@@ -164,7 +188,8 @@ int bench_command(Arguments arguments) {
     options.loans.rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
   }
   const bool shared = bench::wants_any(options, bench::kDevice), whole = bench::wants_any(options, bench::kWholeDevice);
-  const bool device = shared || whole, control = bench::wants_any(options, bench::kControl);
+  const bool starts = bench::wants_any(options, bench::kStartup);
+  const bool device = shared || whole || starts, control = bench::wants_any(options, bench::kControl);
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   const auto progress = [&](const std::string& what) {
     if (terminal) std::fprintf(stderr, "\r\033[K%s", what.c_str());
@@ -182,6 +207,8 @@ int bench_command(Arguments arguments) {
     Session large = open_session(options.common, loans, GPULOAN_ROLE_EXPORTER);
     std::ranges::move(bench::Run(options, large).all(true, progress), std::back_inserter(device_cases));
   }
+  std::optional<bench::Startup> startup;
+  if (starts) startup = bench::measure_startup(options, session, progress);
   if (control) {
     bench::Control cases(options);
     control_cases = cases.all(progress);
@@ -190,17 +217,21 @@ int bench_command(Arguments arguments) {
   if (terminal) std::fprintf(stderr, "\r\033[K");
   std::vector<bench::Comparison> all = device_cases;
   all.insert(all.end(), control_cases.begin(), control_cases.end());
-  if (plot) bench::draw(*plot, session, all);
+  if (plot) bench::draw(*plot, session, all, startup);
   if (options.common.json) {
-    bench::print_json(session, all);
+    bench::print_json(session, all, startup);
     return ExitOk;
   }
   print_session(stdout, session);
+  if (session.driver.simulated != 0) {
+    std::printf("\nThe driver is SIMULATED: what the device's cases took are times of the control plane on this machine's CPUs, not of a GPU.\n");
+  }
   const auto sizes = std::ranges::stable_partition(device_cases, [](const bench::Comparison& comparison) { return !comparison.sizes; });
   const std::vector<bench::Comparison> fits(sizes.begin(), sizes.end());
   device_cases.erase(sizes.begin(), sizes.end());
-  if (!device_cases.empty()) bench::print_device_cases(session, device_cases);
+  if (!device_cases.empty()) bench::print_device_cases(device_cases);
   if (!fits.empty()) bench::print_sizes(fits);
+  if (startup) bench::print_startup(*startup);
   if (control) bench::print_control_cases(control_cases, uncounted);
   return ExitOk;
 }

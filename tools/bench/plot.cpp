@@ -192,13 +192,48 @@ void draw_axis(Drawing& to, const Scale& scale, double top, double bottom) {
   }
 }
 
+void draw_legend(Drawing& to, double bottom) {
+  to.text(kMargin, bottom + 44, "soft small", "start",
+          "A dot is the median of the ratios of neighbouring blocks, the line shows its quartiles; the scale is logarithmic and 1 is the floor.");
+  to.text(kMargin, bottom + 60, "soft small", "start", "Blue: better than the floor. Orange: the floor is better. Grey: the quartiles hold both.");
+}
+
+// Without the worker's process, which would dwarf the rest: the steps of the total one behind the other, the others from the start.
+double startup_height(const Startup& startup) { return kGroup + kRow * static_cast<double>(startup.steps.size() - 1); }
+
+void draw_startup(Drawing& to, const Startup& startup, double y) {
+  double sum = 0, longest = 1;
+  for (std::size_t index = 1; index < startup.steps.size(); ++index) {
+    const StartStep& step = startup.steps[index];
+    const double middle = spread_of(step.us).middle;
+    if (step.part) sum += middle;
+    longest = std::max({longest, sum, middle});
+  }
+  const StartStep& process = startup.steps.front();
+  to.text(kMargin, y + 22, "case", "start", "startup");
+  to.text(kMargin, y + 38, "soft small", "start",
+          "to the first loan of a new worker; its process took " + time_text(spread_of(process.us).middle) + " before; medians, on a linear scale of time");
+  double line = y + kGroup + kRow / 2 - 4, at = 0;
+  for (std::size_t index = 1; index < startup.steps.size(); ++index, line += kRow) {
+    const StartStep& step = startup.steps[index];
+    const double middle = spread_of(step.us).middle, from = step.part ? at : 0;
+    const auto place = [&](double us) { return kLeft + (kRight - kLeft) * us / longest; };
+    to.add(std::string("<g class=\"step\">\n<title>") + escaped(std::string(step.name) + ": " + time_text(middle) + ", " + step.about) + "</title>\n");
+    to.text(kLeft - 20, line + 5, "label", "end", step.name);
+    to.box(step.part ? "good" : "even", place(from), line - 6, std::max(place(from + middle) - place(from), 1.0), 12);
+    to.text(kWidth - kMargin, line + 5, "soft", "end", time_text(middle));
+    to.add("</g>\n");
+    if (step.part) at += middle;
+  }
+}
+
 } // namespace
 
-std::string plot_svg(const PlotHeading& heading, const std::vector<Comparison>& all) {
+std::string plot_svg(const PlotHeading& heading, const std::vector<Comparison>& all, const std::optional<Startup>& startup) {
   const std::vector<Group> groups = groups_of(all);
   double bottom = kTop;
   for (const Group& group : groups) bottom += group.height();
-  const double height = bottom + kBottom;
+  const double height = bottom + kBottom + (startup ? startup_height(*startup) : 0);
   const Scale scale(all);
   Drawing to;
   to.add("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"" + number(kWidth, 0) +
@@ -209,13 +244,15 @@ std::string plot_svg(const PlotHeading& heading, const std::vector<Comparison>& 
   to.text(kMargin, 42, "title", "start", "gpuloan beside bare code that does the same");
   to.text(kMargin, 64, "soft", "start", heading.device + "  |  " + heading.driver + "  |  " + heading.date + "  |  gpuloan " + gpuloan_version_text());
   if (heading.simulated) to.text(kMargin, 84, "warn", "start", "SIMULATED driver: times of this machine's CPUs, not of a GPU");
-  to.text(kWidth - kMargin, kTop - 8, "soft small", "end", "gpuloan / floor, medians");
   double y = kTop;
   for (std::size_t index = 0; index < groups.size(); ++index) {
     if (index % 2 == 0) to.box("band", 0, y, kWidth, groups[index].height());
     y += groups[index].height();
   }
-  draw_axis(to, scale, kTop, bottom);
+  if (!all.empty()) {
+    to.text(kWidth - kMargin, kTop - 8, "soft small", "end", "gpuloan / floor, medians");
+    draw_axis(to, scale, kTop, bottom);
+  }
   y = kTop;
   for (const Group& group : groups) {
     const Comparison& first = group.rows.front();
@@ -230,9 +267,8 @@ std::string plot_svg(const PlotHeading& heading, const std::vector<Comparison>& 
     }
     y += group.height();
   }
-  to.text(kMargin, bottom + 44, "soft small", "start",
-          "A dot is the median of the ratios of neighbouring blocks, the line shows its quartiles; the scale is logarithmic and 1 is the floor.");
-  to.text(kMargin, bottom + 60, "soft small", "start", "Blue: better than the floor. Orange: the floor is better. Grey: the quartiles hold both.");
+  if (startup) draw_startup(to, *startup, all.empty() ? kTop : bottom + kBottom);
+  if (!all.empty()) draw_legend(to, bottom);
   to.add("</svg>\n");
   return to.take();
 }

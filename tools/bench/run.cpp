@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "run.hpp"
 
+#include "link.hpp"
+
 #include <atomic>
-#include <cerrno>
-#include <cstring>
-#include <sys/socket.h>
 
 namespace gpuloan::tool::bench {
 namespace {
@@ -12,18 +11,6 @@ namespace {
 constexpr std::size_t kWordBytes = 4096;
 constexpr std::uint64_t kPinnedBytes = 64 * kMiB; // a copy to pinned memory goes round in as much
 constexpr std::uint64_t kPinnedPiece = 4 * kMiB;
-
-struct Ends {
-  Fd ours, theirs;
-};
-
-Ends socket_pair() {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw Failure(ExitSystem, std::string("socketpair: ") + std::strerror(errno));
-  }
-  return {Fd(ends[0]), Fd(ends[1])};
-}
 
 } // namespace
 
@@ -37,25 +24,11 @@ Run::Run(const BenchOptions& options, Session& session)
 }
 
 void Run::start_worker() {
-  Ends control = socket_pair();
-  Ends library = socket_pair();
-  std::vector<std::string> arguments = {"bench-worker", "--fd", std::to_string(Child::kInheritedFd), "--device", std::to_string(options_.common.device),
-                                        "--timeout", std::to_string(options_.common.timeout_ms / 1000 + 1)};
-  if (options_.loans.loop == GPULOAN_LOOP_CALLER) arguments.insert(arguments.end(), {"--loop", "caller"});
-  if (options_.loans.sleep != 0) arguments.insert(arguments.end(), {"--wait", "sleep"});
-  if (!options_.common.driver.empty()) arguments.insert(arguments.end(), {"--driver", options_.common.driver});
-  child_ = Child::start(arguments, control.theirs.get());
-  channel_ = std::make_unique<Channel>(std::move(control.ours), options_.common.timeout_ms);
-  static_cast<void>(channel_->expect(Op::Hello));
-  session_.context.attach(library.ours.get(), "bench");
-  static_cast<void>(library.ours.release());
-  channel_->send({.op = Op::Hello}, library.theirs.get());
-  while (!peer_) {
-    auto event = next_event(session_.context, deadline_);
-    if (!event) throw Failure(ExitTimeout, "the worker did not join within " + deadline_.text());
-    if (event->type() == GPULOAN_EVENT_PEER_READY) peer_ = event->take_peer();
-    else if (event->type() == GPULOAN_EVENT_PEER_REFUSED) throw Failure(exit_code(event->status()), std::string("the worker was refused: ") + event->text());
-  }
+  Link link = bench::start_worker(options_);
+  join(link, session_.context, deadline_);
+  child_ = std::move(link.child);
+  channel_ = std::move(link.channel);
+  peer_ = std::move(link.peer);
   words_ = std::make_unique<BarePages>(calls_, BarePages::make(kWordBytes), kWordBytes);
   channel_->send({.op = Op::Words, .bytes = kWordBytes}, words_->fd());
   static_cast<void>(channel_->expect(Op::Words));
