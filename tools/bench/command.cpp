@@ -27,7 +27,7 @@ bool wants_any(const BenchOptions& options, std::uint32_t kind) {
 
 void add_options(Parser& parser, BenchOptions& options) {
   options.common.add_to(parser);
-  parser.value("case", "NAME", "turns, loans, offsets, copies, compute, pool, whole, fit, startup, acks, roundtrip or out; may be repeated; default all", [&](const std::string& text) {
+  parser.value("case", "NAME", "measure only this; may be repeated; default all", [&](const std::string& text) {
     static_cast<void>(parse_choice(text, kCases));
     options.cases.push_back(text);
   });
@@ -172,13 +172,19 @@ int bench_command(Arguments arguments) {
   bench::BenchOptions options;
   Parser parser("bench [OPTION]...",
                 "Measures loans beside bare driver code that does the same work in the same two processes, in turn, and prints\n"
-                "the ratios. turns: one loan, many turns. loans: a new loan each time. offsets: a new loan at another place of a\n"
-                "warm arena. copies: the host rung. compute: both sides work on the\n"
-                "GPU in turn. pool: the experimental pool rung, only\n"
-                "where it is named or GPULOAN_POOL=1. whole: one loan of as much as fits, at most 100 GiB. fit: the\n"
-                "largest loan, beside the largest bare allocation. startup: from a new worker to its\n"
-                "first loan, step by step, without a floor. acks, roundtrip, out: the control plane alone, beside bare socket code; no device\n"
-                "is used. Gives up after --timeout, here 600 seconds by default.");
+                "the ratios. Its cases:\n"
+                "  turns      one loan, many turns\n"
+                "  loans      a new loan each time\n"
+                "  offsets    a new loan at another place of a warm arena\n"
+                "  copies     the host rung\n"
+                "  compute    turns of one loan while both sides work on the GPU\n"
+                "  pool       the experimental pool rung, only where it is named or GPULOAN_POOL=1\n"
+                "  whole      one loan of as much as fits, at most 100 GiB\n"
+                "  fit        the largest loan, beside the largest bare allocation\n"
+                "  startup    from a new worker to the end of its first loan, step by step, without a floor\n"
+                "  acks, roundtrip, out\n"
+                "             the control plane alone, beside bare socket code; no device is used\n"
+                "Gives up after --timeout, here 600 seconds by default.");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;

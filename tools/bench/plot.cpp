@@ -199,7 +199,7 @@ void draw_legend(Drawing& to, double bottom) {
 }
 
 // Without the worker's process, which would dwarf the rest: the steps of the total one behind the other, the others from the start.
-double startup_height(const Startup& startup) { return kGroup + kRow * static_cast<double>(startup.steps.size() - 1); }
+double startup_height(const Startup& startup) { return kGroup + kRow * static_cast<double>(startup.steps.size() - 1) + 20; } // and a margin
 
 void draw_startup(Drawing& to, const Startup& startup, double y) {
   double sum = 0, longest = 1;
