@@ -68,7 +68,7 @@ class BenchTest(CliTest):
         rows = result.json["comparisons"]
         names = [row["case"] for row in rows]
         ring = any("io_uring" in row["of"] for row in rows)
-        self.assertEqual([names.count(name) for name in ("acks", "roundtrip", "out")], [5, 3, 4] if ring else [2, 2, 4])
+        self.assertEqual([names.count(name) for name in ("acks", "roundtrip", "out")], [5, 9, 4] if ring else [2, 6, 4])
         for row in rows:
             for spread in (row["floor_us"], row["gpuloan_us"], row["rate_ratio" if row["case"] == "acks" else "time_ratio"]):
                 self.assertEqual(spread, sorted(spread))

@@ -38,7 +38,7 @@ void add_options(Parser& parser, BenchOptions& options) {
   parser.flag("quick", "fewer repetitions; on the simulated driver nothing above 64 MiB", options.quick);
   parser.value("loop", "WHOSE", "of both contexts: thread (default), or caller",
                [&](const std::string& text) { options.loans.loop = parse_choice(text, BenchOptions::kLoops); });
-  parser.value("wait", "HOW", "of both sides: spin (default) for as long as short waits suggest, or sleep at once; roundtrip has both",
+  parser.value("wait", "HOW", "of both sides: spin (default) while that is short, or sleep; roundtrip has both",
                [&](const std::string& text) { options.loans.sleep = parse_choice(text, BenchOptions::kWaits); });
   parser.value("plot", "FILE.svg", "also draw the ratios", [&](const std::string& text) {
     if (text.empty() || text == "-") throw Failure(ExitUsage, "is not the name of a file: '" + text + "'");
