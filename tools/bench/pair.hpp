@@ -15,6 +15,7 @@ enum class Op : std::uint32_t {
   Words,      // the page of control words
   Chunk,      // VMM memory of `bytes`
   Drop,       // of that memory
+  Drain,      // until its library has unmapped what the parent's recalls
   BareFill,   // of it with `value`, once; answered when it is done, `bytes` is the time in nanoseconds
   BareProbe,  // of it: filled, and its last word read back; with `count` only the first and last bytes are filled
   Pool,       // a pool, and in `text` the export data of its allocation of `bytes`

@@ -90,11 +90,13 @@ Loan Run::lend(std::uint64_t pointer, std::uint64_t bytes, gpuloan_access access
 }
 
 void Run::drained() {
+  channel_->send({.op = Op::Drain});
   while (session_.context.stats().chunks > 0) {
     check_interrupted();
     if (deadline_.passed()) throw Failure(ExitTimeout, "the arena did not give its memory back within " + deadline_.text());
     static_cast<void>(session_.context.next_event(Milliseconds(1))); // turns the caller's loop
   }
+  static_cast<void>(channel_->expect(Op::Drain));
 }
 
 // A turn whose bytes did not arrive is not worth its microseconds.

@@ -63,6 +63,7 @@ class Worker {
         chunk_ = std::make_unique<BareChunk>(calls_, options_.common.device, message.bytes, std::move(fd));
         return 0;
       case Op::Drop: chunk_.reset(); return 0;
+      case Op::Drain: drain(); return 0;
       case Op::BareFill: return bare_fill(message, answer);
       case Op::BareProbe: return probe(chunk_->pointer(), message);
       case Op::BareSpin: return bare_spin(message);
@@ -80,6 +81,15 @@ class Worker {
       case Op::WholeLoan: return whole_loan(answer);
       case Op::Copies: return copies(message);
       default: throw Failure(ExitInternal, "the parent asked for something unknown");
+    }
+  }
+
+  // The parent's library recalls what it has no use for; the caller's loop has to be turned for that.
+  void drain() {
+    while (session_.context.stats().imported_bytes > 0) {
+      check_interrupted();
+      if (deadline_.passed()) throw Failure(ExitTimeout, "the parent did not recall its memory within " + deadline_.text());
+      static_cast<void>(session_.context.next_event(Milliseconds(1)));
     }
   }
 
