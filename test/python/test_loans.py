@@ -149,7 +149,8 @@ class Requests(Case):
                     outcome = str(error)
             peer.process.wait(PATIENCE)
             del peer, loans, loan
-            eventually(lambda: collect() or (not gpuloan._kept and not fakes.Block.live and self.parent.stats().chunks == 0), "all memory is back")
+            eventually(lambda: collect() or (not gpuloan._kept and self.parent.stats().chunks == 0), "all memory is back")
+            eventually(lambda: fakes.Block.live == 0, "the module's thread has freed the tensors")
             stats = self.parent.stats()
             self.assertEqual((stats.peers, stats.quarantined_bytes, stats.surrendered_bytes), (0, 0, 0))
             self.assertEqual((self.parent._loans, self.parent._early), ({}, {}))
