@@ -4,6 +4,7 @@
 // ACK, the loss of the peer. A loan ends only when nobody, we ourselves included, may still touch the lent memory, or when
 // its chunk is retired so that it is never handed out again.
 #include <loan/exporter.hpp>
+#include <loan/trace.hpp>
 
 #include <base/log.hpp>
 
@@ -179,6 +180,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.landed = {};
   loan.unpinned_landing.reset();
   loan.ready_written = {};
+  if (const Trace* trace = Trace::get(); trace != nullptr) trace->ended(loan, peer.pid);
   peer.loans.erase(loan.id);
   if (loan.polled) --peer.polled_loans;
   if (loan.canary_loan) request_tick(); // where nobody waits for it, the tick judges it
