@@ -32,6 +32,7 @@ gpuloan::Context make(std::uint32_t role) {
   auto options = gpuloan::init<gpuloan_context_options>();
   options.role = role;
   options.driver = "sim";
+  options.canary_timeout_ms = 20'000; // ThreadSanitizer on a busy machine
   options.rungs = GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST;
   return gpuloan::Context::create(options);
 }
