@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::uint64_t kLongestWaitNs = 1'000'000'000;
 constexpr std::uint64_t kLoopSpinNs = 50'000;
+constexpr int kQuickWaits = 2; // before the loop spins
 constexpr std::uint64_t kTickShare = 19; // at most a twentieth of the loop's time goes into looking
 constexpr std::uint64_t kTickPauseMaxNs = 50'000'000; // it took long because others had the CPU, then
 constexpr std::uint64_t kRetryNs = 10'000'000; // of a turn that had no memory
@@ -159,13 +160,15 @@ Result<bool> Context::wait_in_engine(std::uint64_t timeout_ns) {
   if (timeout_ns == 0) return engine_->wait(0, *this);
   const std::uint64_t start = now_ns(), until = start + std::min(timeout_ns, kLoopSpinNs);
   Result<bool> came = false;
-  if (quick_ && spins()) {
+  if (quick_waits_ >= kQuickWaits && spins()) {
     do {
       came = engine_->wait(0, *this);
     } while (came && !*came && now_ns() < until);
   }
   if (came && !*came) came = engine_->wait(timeout_ns, *this);
-  quick_ = came && turn_messages_ == 1 && now_ns() < until;
+  const bool cut_short = came && !*came && timeout_ns < kLoopSpinNs; // by the next tick: that says nothing
+  if (turn_messages_ > 1 || (now_ns() >= until && !cut_short)) quick_waits_ = 0;
+  else if (turn_messages_ == 1) quick_waits_ = std::min(quick_waits_ + 1, kQuickWaits);
   return came;
 }
 

@@ -220,7 +220,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   std::uint64_t tick_at_ns_ = kNever; // when the loop looks next
   std::uint32_t turn_messages_ = 0;   // the present turn of the loop brought records
   bool turn_others_ = false;          // and something else, or is a look that was asked for
-  bool quick_ = false;                // the last wait was short, and brought one record: another is likely to follow as soon
+  int quick_waits_ = 0;               // the last ones that were short and brought one record each: another is likely to follow as soon
   bool any_stalled_ = false;          // of the peers
   std::uint64_t tick_not_before_ns_ = 0;
   gpuloan_engine engine_kind_ = GPULOAN_ENGINE_EPOLL;
