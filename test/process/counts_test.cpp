@@ -232,8 +232,8 @@ int body() {
   const TempFolder folder("gpuloan-counts");
   use_private_sim(folder);
   try {
-    bool good = measure(false, false, {{16, 112, 0}, {18, 75, 0}, {2, 7, 0}});
-    good = measure(false, true, {{1, 121, 0}, {3, 83, 0}, {2, 7, 0}}) && good;
+    bool good = measure(false, false, {{16, 96, 0}, {18, 59, 0}, {2, 7, 0}});
+    good = measure(false, true, {{1, 105, 0}, {3, 67, 0}, {2, 7, 0}}) && good;
     good = measure(true, false, {{0, 0, 48}, {0, 0, 48}, {0, 0, 0}}) && good;
     good = measure(true, true, {{0, 0, 48}, {0, 0, 48}, {0, 0, 0}}) && good;
     return good ? 0 : 1;
