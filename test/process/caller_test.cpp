@@ -2,13 +2,12 @@
 //
 // A loop that the callers turn: a thread that waits in it hears of what another thread brings about. Nothing else comes while it waits, so
 // that it would sleep to its timeout.
-#include "../support/check.hpp"
 #include "../support/host.hpp"
+#include "no_device.hpp"
 
 #include <gpuloan/gpuloan.hpp>
 
 #include <atomic>
-#include <cstdio>
 #include <thread>
 
 namespace loan_test {
@@ -16,26 +15,10 @@ namespace {
 
 using gpuloan::Milliseconds;
 
-constexpr Milliseconds kPatience{20'000};
-
-gpuloan::Context make(std::uint32_t role, std::uint32_t loop) {
-  auto options = gpuloan::init<gpuloan_context_options>();
-  options.role = role;
-  options.loop = loop;
-  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
-  return gpuloan::Context::create(options);
-}
-
-gpuloan::Event next(gpuloan::Context& context, gpuloan_event_type type) {
-  while (auto event = context.next_event(kPatience)) {
-    if (event->type() == type) return std::move(*event);
-  }
-  fail("an event did not come");
-}
-
 // One thread gives a loan back, another waits for the event of its end.
 void end_of_another_thread() {
-  gpuloan::Context exporter = make(GPULOAN_ROLE_EXPORTER, GPULOAN_LOOP_THREAD), importer = make(GPULOAN_ROLE_IMPORTER, GPULOAN_LOOP_CALLER);
+  gpuloan::Context exporter = make_without_device(GPULOAN_ROLE_EXPORTER);
+  gpuloan::Context importer = make_without_device(GPULOAN_ROLE_IMPORTER, GPULOAN_LOOP_CALLER);
   SocketPair ends = make_socketpair();
   exporter.attach(ends.left.get(), "caller");
   static_cast<void>(ends.left.release());

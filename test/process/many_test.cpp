@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Many loans in one call: more than a message holds, in their order, and what becomes of the others when one is refused.
-#include "../support/check.hpp"
 #include "../support/host.hpp"
+#include "no_device.hpp"
 
 #include <gpuloan/gpuloan.hpp>
 
@@ -16,26 +16,11 @@ namespace {
 
 using gpuloan::Milliseconds;
 
-constexpr Milliseconds kPatience{20'000};
 constexpr std::uint64_t kBytes = 256;
 constexpr std::size_t kMany = 100; // a message has room for 33 records
 
-gpuloan::Context make(std::uint32_t role) {
-  auto options = gpuloan::init<gpuloan_context_options>();
-  options.role = role;
-  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
-  return gpuloan::Context::create(options);
-}
-
-gpuloan::Event next(gpuloan::Context& context, gpuloan_event_type type) {
-  while (auto event = context.next_event(kPatience)) {
-    if (event->type() == type) return std::move(*event);
-  }
-  fail("an event did not come");
-}
-
 struct Pair {
-  gpuloan::Context exporter = make(GPULOAN_ROLE_EXPORTER), importer = make(GPULOAN_ROLE_IMPORTER);
+  gpuloan::Context exporter = make_without_device(GPULOAN_ROLE_EXPORTER), importer = make_without_device(GPULOAN_ROLE_IMPORTER);
   gpuloan::Peer peer, to_exporter;
   gpuloan::Region region;
 
