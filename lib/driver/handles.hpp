@@ -23,6 +23,8 @@ class OwnedStream {
   [[nodiscard]] Stream get() const noexcept { return stream_; }
   [[nodiscard]] explicit operator bool() const noexcept { return stream_ != nullptr; }
   [[nodiscard]] Result<bool> query() const; // as Driver::over(), of all that is in it
+  // Sleeps until all that is in it is over, or gives the error that ended it. Only for work that nothing but this process can hold up.
+  [[nodiscard]] Result<void> synchronize() const;
 
  private:
   std::shared_ptr<Gpu> gpu_;
@@ -44,7 +46,7 @@ class OwnedEvent {
   [[nodiscard]] Result<void> record(Stream stream) const;
   // As Driver::over(), of everything recorded; true also when nothing was ever recorded (S11).
   [[nodiscard]] Result<bool> query() const;
-  // Sleeps until everything recorded is complete. Only for work that nothing but this process can hold up.
+  // Sleeps until everything recorded is complete, or gives the error that ended it. Only for work that nothing but this process can hold up.
   [[nodiscard]] Result<void> synchronize() const;
 
  private:

@@ -6,7 +6,24 @@
 
 #include <driver/require.hpp>
 
+#include <chrono>
+#include <thread>
+
 namespace gpuloan::driver {
+namespace {
+
+// Where the driver does not sleep, for whatever reason.
+template <typename Queried>
+Result<void> poll(const Queried& what) {
+  while (true) {
+    const auto over = what.query();
+    if (!over) return forward(Error(over.error()));
+    if (*over) return {};
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+} // namespace
 
 Result<OwnedStream> OwnedStream::create(std::shared_ptr<Gpu> gpu) {
   const Gpu::Scope scope(*gpu);
@@ -39,6 +56,12 @@ Result<bool> OwnedStream::query() const {
   const Gpu::Scope scope(*gpu_);
   if (!scope.ok()) return scope.over();
   return gpu_->driver().over("cuStreamQuery", gpu_->driver().call.cuStreamQuery(stream_));
+}
+
+Result<void> OwnedStream::synchronize() const {
+  const Gpu::Scope scope(*gpu_);
+  if (scope.ok() && gpu_->driver().call.cuStreamSynchronize(stream_) == Success) return {};
+  return poll(*this);
 }
 
 Result<OwnedEvent> OwnedEvent::create(std::shared_ptr<Gpu> gpu, unsigned flags) {
@@ -104,8 +127,8 @@ Result<bool> OwnedEvent::query() const {
 
 Result<void> OwnedEvent::synchronize() const {
   const Gpu::Scope scope(*gpu_);
-  GPULOAN_TRY(scope.ok());
-  return GPULOAN_CU(gpu_->driver(), cuEventSynchronize, event_);
+  if (scope.ok() && gpu_->driver().call.cuEventSynchronize(event_) == Success) return {};
+  return poll(*this);
 }
 
 } // namespace gpuloan::driver

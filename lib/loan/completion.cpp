@@ -24,13 +24,7 @@ Result<void> sleep_on(const driver::OwnedEvent& event, std::uint64_t spin_ns) {
     if (!over) return forward(std::move(over.error()));
     if (*over) return {};
   } while (now_ns() < spin_until);
-  if (event.synchronize()) return {};
-  while (true) { // a driver that does not sleep
-    auto over = event.query();
-    if (!over) return forward(std::move(over.error()));
-    if (*over) return {};
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
+  return event.synchronize();
 }
 
 // Complete, or failed.

@@ -87,13 +87,7 @@ Result<void> UnpinnedCopies::run(const UnpinnedCopy& copy) const {
   const driver::Driver& driver = gpu_->driver();
   if (copy.to_host_) GPULOAN_TRY(GPULOAN_CU(driver, cuMemcpyDtoHAsync, copy.host_, copy.device_, copy.bytes_, stream_.get()));
   else GPULOAN_TRY(GPULOAN_CU(driver, cuMemcpyHtoDAsync, copy.device_, copy.host_, copy.bytes_, stream_.get()));
-  if (GPULOAN_CU(driver, cuStreamSynchronize, stream_.get())) return {};
-  while (true) { // a driver that does not sleep
-    const auto over = stream_.query();
-    if (!over) return forward(Error(over.error()));
-    if (*over) return {};
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
+  return stream_.synchronize();
 }
 
 void UnpinnedCopies::main() noexcept {
