@@ -36,6 +36,7 @@ struct ContextState {
   std::vector<std::shared_ptr<StreamState>> streams; // open ones, and closed ones whose work is not done
   std::shared_ptr<StreamState> legacy; // null once the context is destroyed
   unsigned workers = 0;
+  unsigned standing = 0; // calls that wait for everything queued (fact S10)
 
   [[nodiscard]] std::shared_ptr<StreamState> legacy_stream() {
     const std::lock_guard lock(mutex);

@@ -6,6 +6,7 @@
 #include <sim/context.hpp>
 #include <sim/entry.hpp>
 #include <sim/process.hpp>
+#include <sim/stream.hpp>
 
 namespace gpuloan::sim {
 
@@ -17,11 +18,29 @@ CuResult check_context(ContextRef& out) {
   return out ? out->sticky.load(std::memory_order_acquire) : ContextIsDestroyed;
 }
 
+// `sim_answers libcuda.so.1 standing`
+bool stands(Row row) {
+  switch (row) {
+    case Row::cuMemAlloc:
+    case Row::cuStreamCreate:
+    case Row::cuEventCreate:
+    case Row::cuEventRecord:
+    case Row::cuMemcpyAsync:
+    case Row::cuMemcpyHtoDAsync:
+    case Row::cuMemcpyDtoHAsync:
+    case Row::cuMemcpyDtoDAsync:
+    case Row::cuMemsetD8Async:
+    case Row::cuMemsetD32Async: return true;
+    default: return false;
+  }
+}
+
 } // namespace
 
 CuResult admit(Row row, Need need, Capture capture) {
   if (need == Need::Nothing) return Success;
   if (const CuResult result = process_state()) return result;
+  if (stands(row)) stand_behind_others();
   if (!config().has(row_info(row).group)) return NotSupported;
   ContextRef context;
   if (need == Need::Context) {

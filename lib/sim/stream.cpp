@@ -215,7 +215,23 @@ CuResult synchronize_context(ContextState& context) {
 
 CuResult synchronize_owner(const Range& range) {
   const ContextRef owner = find_context(range.context);
-  return owner ? synchronize_context(*owner) : Success;
+  if (!owner) return Success;
+  {
+    const std::lock_guard lock(owner->mutex);
+    ++owner->standing;
+  }
+  const CuResult result = synchronize_context(*owner);
+  const std::lock_guard lock(owner->mutex);
+  --owner->standing;
+  owner->progress.notify_all();
+  return result;
+}
+
+void stand_behind_others() {
+  const ContextRef context = current_context();
+  if (!context) return;
+  std::unique_lock lock(context->mutex);
+  context->progress.wait(lock, [&] { return context->standing == 0 || context->cancelled(); });
 }
 
 void hold_stream(const StreamRef& stream, bool held) {

@@ -97,6 +97,8 @@ void forget_streams(const ContextState& context);
 // The same, and returns when the operation has run.
 [[nodiscard]] CuResult submit_and_wait(const StreamRef& stream, std::unique_ptr<Operation> operation);
 [[nodiscard]] CuResult synchronize_context(ContextState& context);
+// What a call of the current context does that gets no turn while another waits for everything queued (fact S10).
+void stand_behind_others();
 
 // A held stream starts no operation until it is released.
 void hold_stream(const StreamRef& stream, bool held);

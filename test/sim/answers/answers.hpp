@@ -76,6 +76,7 @@ void ask_host();
 void ask_capture();
 void ask_unsafe();
 void ask_pageable();
+void ask_standing();
 void ask_waits();
 void ask_event_waits();
 void ask_record_again();

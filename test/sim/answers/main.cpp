@@ -57,6 +57,7 @@ constexpr Section kSections[] = {
     {"capture", ask_capture},
     {"unsafe", ask_unsafe},
     {"pageable", ask_pageable},
+    {"standing", ask_standing},
     {"waits", ask_waits},
     {"event-waits", ask_event_waits, false},
     {"record-again", ask_record_again},

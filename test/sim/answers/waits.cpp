@@ -4,8 +4,10 @@
 #include "answers.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <unistd.h>
 #include <vector>
 
@@ -33,6 +35,82 @@ void ask_pageable() {
   }
   ask("dtoh-64", [=](Stream stuck) { cuda.cuMemcpyDtoHAsync(host.data(), device, 64, stuck); });
   ask("any-htod-64", [=](Stream stuck) { cuda.cuMemcpyAsync(device, at(host.data()), 64, stuck); });
+}
+
+// What gets no turn while another thread's cuMemFree stands behind a stream that waits (fact S10)? 1: it stands too.
+void ask_standing() {
+  start();
+  std::uint64_t* page = words();
+  Context context = nullptr;
+  need(cuda.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  static Stream stuck, other, made_stream;
+  static Event recorded, made_event;
+  static DevicePtr device, range, made;
+  static MemHandle handle;
+  static std::size_t total;
+  static AccessDesc open;
+  stuck = stream(), other = stream(), recorded = event(EventDisableTiming);
+  alignas(4096) static char plain[8192];
+  open = {{LocationDevice, 0}, AccessReadWrite};
+  need(cuda.cuMemAlloc(&device, kMiB), "cuMemAlloc");
+  static std::uint64_t* word = nullptr;
+  word = page + 8;
+  struct Question {
+    const char* name;
+    CuResult (*call)();
+  };
+  const Question questions[] = {
+      {"cuMemsetD8Async", [] { return cuda.cuMemsetD8Async(device, 1, 4096, other); }},
+      {"cuMemsetD32Async", [] { return cuda.cuMemsetD32Async(device, 1, 1024, other); }},
+      {"cuMemcpyAsync", [] { return cuda.cuMemcpyAsync(device, device + 8192, 4096, other); }},
+      {"cuMemcpyDtoDAsync", [] { return cuda.cuMemcpyDtoDAsync(device, device + 8192, 4096, other); }},
+      {"cuMemcpyHtoDAsync", [] { return cuda.cuMemcpyHtoDAsync(device, word, 64, other); }},
+      {"cuMemcpyDtoHAsync", [] { return cuda.cuMemcpyDtoHAsync(word, device, 64, other); }},
+      {"cuEventRecord", [] { return cuda.cuEventRecord(recorded, other); }},
+      {"cuEventCreate", [] { return cuda.cuEventCreate(&made_event, EventDisableTiming); }},
+      {"cuEventDestroy", [] { return cuda.cuEventDestroy(made_event); }},
+      {"cuStreamCreate", [] { return cuda.cuStreamCreate(&made_stream, StreamNonBlocking); }},
+      {"cuStreamDestroy", [] { return cuda.cuStreamDestroy(made_stream); }},
+      {"cuMemAlloc", [] { return cuda.cuMemAlloc(&made, kMiB); }},
+      {"cuStreamSynchronize", [] { return cuda.cuStreamSynchronize(other); }},
+      {"cuEventSynchronize", [] { return cuda.cuEventSynchronize(recorded); }},
+      {"cuEventQuery", [] { return cuda.cuEventQuery(recorded); }},
+      {"cuStreamQuery", [] { return cuda.cuStreamQuery(other); }},
+      {"cuStreamWaitEvent", [] { return cuda.cuStreamWaitEvent(other, recorded, 0); }},
+      {"cuStreamWriteValue64", [] { return cuda.cuStreamWriteValue64(other, at(word), 7, 0); }},
+      {"cuStreamWaitValue64", [] { return cuda.cuStreamWaitValue64(other, at(word), 0, WaitGeq); }},
+      {"cuMemCreate", [] { const AllocationProp wish = prop(); return cuda.cuMemCreate(&handle, 2 * kMiB, &wish, 0); }},
+      {"cuMemAddressReserve", [] { return cuda.cuMemAddressReserve(&range, 2 * kMiB, 0, 0, 0); }},
+      {"cuMemMap", [] { return cuda.cuMemMap(range, 2 * kMiB, 0, handle, 0); }},
+      {"cuMemSetAccess", [] { return cuda.cuMemSetAccess(range, 2 * kMiB, &open, 1); }},
+      {"cuMemUnmap", [] { return cuda.cuMemUnmap(range, 2 * kMiB); }},
+      {"cuMemAddressFree", [] { return cuda.cuMemAddressFree(range, 2 * kMiB); }},
+      {"cuMemRelease", [] { return cuda.cuMemRelease(handle); }},
+      {"cuMemHostRegister", [] { return cuda.cuMemHostRegister(plain, sizeof plain, 0); }},
+      {"cuMemGetInfo", [] { std::size_t free = 0; return cuda.cuMemGetInfo(&free, &total); }},
+  };
+  for (const Question& question : questions) need(question.call(), question.name); // whatever the driver makes at first use
+  need(cuda.cuStreamSynchronize(other), "sync");
+  need(cuda.cuMemHostUnregister(plain), "cuMemHostUnregister");
+  std::uint64_t turn = 0;
+  for (const Question& question : questions) {
+    DevicePtr freed = 0;
+    need(cuda.cuMemAlloc(&freed, kMiB), "cuMemAlloc");
+    need(cuda.cuStreamWaitValue64(stuck, at(page), ++turn, WaitGeq), "wait");
+    const auto in_context = [context](const auto& call) {
+      return std::async(std::launch::async, [=] {
+        const CuResult current = cuda.cuCtxSetCurrent(context);
+        return current != Success ? current : call();
+      });
+    };
+    auto free = in_context([freed] { return cuda.cuMemFree(freed); });
+    const bool blocked = free.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout;
+    auto call = in_context(question.call);
+    const bool stands = call.wait_for(std::chrono::milliseconds(patience_ms())) == std::future_status::timeout;
+    store(page, turn);
+    const bool well = free.get() == Success && call.get() == Success;
+    say(question.name, well && blocked ? stands : -1);
+  }
 }
 
 // Waits of one context and what else still runs (fact S9).
