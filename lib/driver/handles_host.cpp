@@ -5,6 +5,7 @@
 #include <driver/handles.hpp>
 
 #include <driver/require.hpp>
+#include <driver/standing.hpp>
 
 namespace gpuloan::driver {
 namespace {
@@ -70,6 +71,7 @@ HostRegistration& HostRegistration::operator=(HostRegistration&& other) noexcept
 
 HostRegistration::~HostRegistration() {
   if (host_ == nullptr || !calls_allowed()) return;
+  const StandingCall standing;
   // Its owner unmaps the pages next, and other pages will have their address: while this one is registered, those cannot be.
   for (int attempt = 0; attempt < 2; ++attempt) {
     const Gpu::Scope scope(*gpu_);

@@ -5,6 +5,7 @@
 #include <driver/handles.hpp>
 #include <driver/lifetime.hpp>
 #include <driver/require.hpp>
+#include <driver/standing.hpp>
 
 #include <utility>
 
@@ -50,6 +51,7 @@ IpcMapping& IpcMapping::operator=(IpcMapping&& other) noexcept {
 
 IpcMapping::~IpcMapping() {
   if (pointer_ == 0 || !calls_allowed()) return;
+  const StandingCall standing;
   const Gpu::Scope scope(*gpu_);
   if (scope.ok()) gpu_->driver().call.cuIpcCloseMemHandle(pointer_);
 }

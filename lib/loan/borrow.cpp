@@ -24,12 +24,15 @@ void Importer::send_done(ImportLoan& loan, std::uint64_t at_ns) {
 
 // Later than every turn of this loan, so that the exporter does not take it for its own READY.
 void Importer::store_release(ImportLoan& loan) {
-  if (loan.gpu_wait) loan.peer->words.store(loan.slot, gate::Word::Ready, gate::word_value(loan.generation, UINT32_MAX));
+  if (!loan.gpu_wait) return;
+  loan.peer->words.store(loan.slot, gate::Word::Ready, gate::word_value(loan.generation, UINT32_MAX));
+  release_wait(loan);
 }
 
+// It is over, or will be at once.
 void Importer::release_wait(ImportLoan& loan) {
   if (!loan.gpu_wait) return;
-  loan.gpu_wait = false;
+  loan.gpu_wait.reset();
   --gpu_waits_;
 }
 
@@ -236,11 +239,16 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
   Lock lock(mutex_);
   Result<void> refused;
   Result<bool> passed = false;
+  std::optional<driver::StreamWait> on_device;
+  const auto may_wait = [&] { // else on the host, until it may
+    if (!on_device) on_device = driver::StreamWait::begin();
+    return on_device.has_value();
+  };
   const bool over = wait_turn(lock, Deadline::after_ms(timeout_ms), *loan, gate::Word::Ready, [&] {
     look_at_work(*loan, trash);
     refused = acquirable(*loan);
     passed = refused ? turn_passed(*loan) : Result<bool>(false);
-    return !refused || !passed || *passed || (on_stream && loan->state == ImportState::Offered && loan->ready_posted);
+    return !refused || !passed || *passed || (on_stream && loan->state == ImportState::Offered && loan->ready_posted && may_wait());
   });
   dispose(std::move(trash));
   if (!refused) return forward(std::move(refused.error()));
@@ -264,7 +272,7 @@ Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_
   loan->streams.clear();
   View view{loan->pointer, loan->host, loan->turn};
   if (must_wait) {
-    loan->gpu_wait = true;
+    loan->gpu_wait = std::move(on_device);
     ++gpu_waits_;
     lock.unlock();
     Result<void> waits;

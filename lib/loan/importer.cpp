@@ -545,7 +545,7 @@ std::uint64_t Importer::tick() {
     for (const auto& [id, loan] : peer.loans) {
       busy |= loan->cancelled && loan->work;
       if (loan->gpu_wait && gate::reached(peer.words.load(loan->slot, gate::Word::Ready), loan->word())) release_wait(*loan);
-      busy |= loan->gpu_wait;
+      busy |= loan->gpu_wait.has_value();
       if (loan->state != ImportState::Offered || loan->ready_reported || loan->canary_loan) continue;
       auto passed = turn_passed(*loan);
       if (!passed || *passed) { // an error shows in acquire

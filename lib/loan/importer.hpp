@@ -9,6 +9,7 @@
 //   answer.cpp    requests, and the answer to a canary
 #pragma once
 
+#include <driver/standing.hpp>
 #include <loan/completion.hpp>
 #include <loan/loan.hpp>
 #include <memory/device_buffer.hpp>
@@ -118,7 +119,7 @@ class ImportLoan : public Loan {
   bool let_go = false;         // the caller returned it before it was granted
   bool cancelled = false;
   bool posting = false;   // a caller is in done(), without the lock
-  bool gpu_wait = false;  // a stream waits for READY on the device
+  std::optional<driver::StreamWait> gpu_wait; // a stream waits for READY on the device
   std::shared_ptr<driver::OwnedEvent> behind; // behind the caller's work of the turn that was done, until that is over
   std::shared_ptr<driver::OwnedEvent> spare;  // behind's of the turn before, to be recorded again
   bool behind_watched = false;                // the completion thread sleeps on it

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <memory/device_buffer.hpp>
 
+#include <driver/standing.hpp>
+
 #include <algorithm>
 
 namespace gpuloan::memory {
@@ -63,6 +65,7 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
 
 DeviceBuffer::~DeviceBuffer() {
   if (allocated_ == 0 || !driver::calls_allowed()) return;
+  const driver::StandingCall standing;
   driver::Gpu::Scope scope(*gpu_);
   if (scope.ok()) static_cast<void>(gpu_->driver().call.cuMemFree(allocated_));
 }

@@ -43,6 +43,7 @@ constexpr Case kCases[] = {
     {"many pieces, cancelled", pieces_cancelled, true, under_mps_skip},
     {"many pieces, worker killed", pieces_killed, true, under_mps_skip},
     {"closing a block is stuck", closing_stuck, true, under_mps_skip},
+    {"closing a block waits for stream waits", closing_waits, true, no_stream_wait_skip},
     {"release: loans that end", release_ends, true, under_mps_skip},
     {"release: a granted request", release_grants, true, under_mps_skip},
     {"release: lends again", release_lends_again, true, under_mps_skip},

@@ -25,6 +25,7 @@ void many_pieces(const Bench& bench);
 void pieces_cancelled(const Bench& bench);
 void pieces_killed(const Bench& bench);
 void closing_stuck(const Bench& bench);
+void closing_waits(const Bench& bench);
 
 // suite_foreign_torch.cpp: memory of gpuloan_torch_malloc
 void torch_one_piece(const Bench& bench);
@@ -47,6 +48,7 @@ void quarantine_behind_context(const Bench& bench);
 void surrendered_arena(const Bench& bench);
 
 const char* under_mps_skip(const Bench& bench);
+const char* no_stream_wait_skip(const Bench& bench);
 const char* no_mps_skip(const Bench& bench);
 
 // A release function that counts.

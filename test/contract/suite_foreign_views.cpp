@@ -223,8 +223,9 @@ void pieces_killed(const Bench& bench) {
   expect(becomes([&] { return bench.gpu.used_bytes() <= used_before + noise; }, 5000), "the chunks' memory did not come back");
 }
 
-// B4: closing a block's handle stands behind all work of the worker's context (S10), here behind a stream that goes on much later.
-// Its loop answers, other loans go on, and the block's own loan ends when that stream does.
+// B4: closing a block's handle stands behind all work of the worker's context (S10), here behind a stream of the worker's own that goes
+// on much later. The driver launches nothing else of the worker's meanwhile; its loop answers, and the block's loan ends when that
+// stream does.
 void closing_stuck(const Bench& bench) {
   constexpr unsigned kStuck = 10; // a stream of the worker's
   Exporter exporter(bench);
@@ -249,15 +250,12 @@ void closing_stuck(const Bench& bench) {
     }
     loan.done();
     if (stuck) {
-      for (std::uint64_t seed = 2; seed < 5; ++seed) {
+      for (int round = 0; round < 3; ++round) {
         const Region region(peer, kMiB, GPULOAN_ACCESS_WRITE);
         const Lent other = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
-        Borrowed writer = worker.offered(other);
-        writer.acquire();
-        writer.fill(seed);
-        writer.done();
-        other.ended();
-        expect_pattern(bench, region.pointer(), kMiB, seed);
+        static_cast<void>(worker.offered(other));
+        expect_ok(gpuloan_loan_cancel(other, "not needed"), "gpuloan_loan_cancel");
+        other.ended(GPULOAN_ERR_CANCELLED);
       }
       expect_equal(lent.report().ended, 0, "the block was let go behind a stream that is stuck");
       expect_equal(worker.stats().loans_out, 2U, "loans out at the worker");
@@ -267,6 +265,66 @@ void closing_stuck(const Bench& bench) {
   }
   slow_loan.done(kStuck);
   slow.ended();
+  block.free();
+  worker.close();
+}
+
+const char* no_stream_wait_skip(const Bench& bench) {
+  if (under_mps(bench)) return under_mps_skip(bench);
+  return bench.cell.gate == GPULOAN_GATE_MEMOP ? nullptr : "a stream waits for READY only with the memop gate";
+}
+
+// S10: no handle is closed while a stream waits for the exporter. Else the worker could launch nothing until READY, which may come behind
+// what it is to launch. When the wait is over the block is let go.
+void closing_waits(const Bench& bench) {
+  constexpr unsigned kProducer = 1, kConsumer = 10;
+  Exporter exporter(bench);
+  Worker worker(bench);
+  gpuloan_peer* peer = exporter.attach(worker);
+  warm_up(bench, peer, worker);
+  Foreign block(bench, Made::Alloc, {.bytes = kMiB});
+  const LendArgs zero_copy = {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY};
+  const auto borrow_block = [&](const Lent& lent) {
+    Borrowed loan = worker.offered(lent);
+    loan.acquire();
+    loan.check(1);
+    return loan;
+  };
+  block.fill(1);
+  const Lent early = lend(bench, peer, block.pointer(), block.bytes(), zero_copy); // so that its canary is done
+  borrow_block(early).done();
+  early.ended();
+  const Lent lent = lend(bench, peer, block.pointer(), block.bytes(), zero_copy);
+  Borrowed loan = borrow_block(lent);
+  const Region late_region(peer, kMiB);
+  bench.gpu.hold(kProducer);
+  bench.gpu.upload(late_region.pointer(), kMiB, 7, kProducer);
+  const Lent late = lend(bench, peer, late_region, {.stream = kProducer});
+  Borrowed late_loan = worker.offered(late);
+  expect_status(late_loan.try_acquire_on(kConsumer, kWaitMs).status, GPULOAN_OK, "acquire_on");
+  loan.done();
+  for (std::uint64_t seed = 2; seed < 5; ++seed) {
+    const Region region(peer, kMiB, GPULOAN_ACCESS_WRITE);
+    const Lent other = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
+    Borrowed writer = worker.offered(other);
+    writer.acquire();
+    writer.fill(seed);
+    writer.done();
+    other.ended();
+    expect_pattern(bench, region.pointer(), kMiB, seed);
+  }
+  const Lent second = lend(bench, peer, late_region, {.stream = kProducer});
+  Borrowed second_loan = worker.offered(second);
+  expect_status(second_loan.try_acquire_on(kConsumer + 1, kWaitMs).status, GPULOAN_OK, "acquire_on while a block is to be let go");
+  expect_equal(lent.report().ended, 0, "the block was let go while a stream waits");
+  bench.gpu.release(kProducer);
+  lent.ended();
+  for (const auto& [reader, stream] : {std::pair(&late_loan, kConsumer), std::pair(&second_loan, kConsumer + 1)}) {
+    reader->check(7, stream);
+    reader->done(stream);
+  }
+  late.ended();
+  second.ended();
   block.free();
   worker.close();
 }
