@@ -142,6 +142,7 @@ class Search {
   Cuda cuda_;
   const PoolCalls calls_;
   ImportLimitFound found_;
+  std::vector<std::uint64_t> survived_; // the sizes that were, ascending
 };
 
 bool Search::survived(std::uint64_t bytes) {
@@ -171,6 +172,7 @@ bool Search::survived(std::uint64_t bytes) {
                good   ? "fine"
                : late ? ("no answer within " + step.text()).c_str()
                       : ("the importer " + child.status_text()).c_str());
+  if (good && (survived_.empty() || survived_.back() < bytes)) survived_.push_back(bytes);
   return good;
 }
 
@@ -199,25 +201,32 @@ ImportLimitFound Search::run() {
   found_.upper = (std::max(before, kLeftFree + kUnit) - kLeftFree) / kUnit * kUnit;
   std::fprintf(stderr, "gpuloan probe: searching from 2 MiB to %llu MiB, which is what is free less 1 GiB\n",
                static_cast<unsigned long long>(found_.upper >> 20));
-  std::uint64_t good = found_.lower, bad = found_.upper + kUnit;
-  for (std::uint64_t size = std::min(kSecondSize, found_.upper); good < size; size = std::min(2 * size, found_.upper)) {
+  std::uint64_t bad = found_.upper + kUnit;
+  for (std::uint64_t size = std::min(kSecondSize, found_.upper); survived_.back() < size; size = std::min(2 * size, found_.upper)) {
     if (!survived(size)) {
       bad = size;
       break;
     }
-    good = size;
   }
-  while (bad - good > kUnit) {
-    const std::uint64_t middle = (good + bad) / 2 / kUnit * kUnit;
-    (survived(middle) ? good : bad) = middle;
-  }
-  for (unsigned again = 0; again < kConfirmations; ++again) {
-    if (survived(good)) continue;
-    found_.none = "importing " + size_text_long(good) + " went well once and not again: this driver has no fixed limit";
+  // Just above the limit an import may go well by chance (5252 MiB did once, of two times). So the size that is found is tried again, and
+  // where that fails it was too large, and the search goes on below it.
+  for (bool holds = false; !holds;) {
+    while (bad - survived_.back() > kUnit) {
+      const std::uint64_t middle = (survived_.back() + bad) / 2 / kUnit * kUnit;
+      if (!survived(middle)) bad = middle;
+    }
+    found_.bytes = survived_.back();
+    holds = true;
+    for (unsigned again = 0; again < kConfirmations && holds; ++again) holds = survived(found_.bytes);
+    if (holds) break;
+    bad = found_.bytes;
+    std::erase(survived_, bad);
+    if (!survived_.empty()) continue;
+    found_.bytes = 0;
+    found_.none = "importing " + size_text_long(bad) + " went well once and not again: this driver has no fixed limit";
     return found_;
   }
-  found_.bytes = good;
-  found_.reached_upper = good == found_.upper;
+  found_.reached_upper = found_.bytes == found_.upper;
   found_.missing = still_missing(before);
   return found_;
 }

@@ -5,10 +5,10 @@
 // allocation, in a pool of its own whose descriptor is closed before the pool is destroyed: else the device does not get
 // the memory back (P8).
 //
-// The sizes double until one is too large, then the gap is halved down to 2 MiB. What is found has to be survived twice
-// more. Where 2 MiB are not survived three times, or the size that was found is not survived again, the result is 0: the rung
-// has to be refused, whatever was measured before. Nothing else is taken off: the limit was seen to be a fixed size, the same on two devices and with two drivers, and
-// an allocation below it is as safe as a small one; a limit that is no such size does not come out the same three times.
+// The sizes double until one is too large, then the gap is halved down to 2 MiB. What is found has to be survived twice more; where it is
+// not, the next smaller size is sought the same way, since just above the limit an import may go well by chance. Where 2 MiB are not survived
+// three times the result is 0: the rung has to be refused, whatever was measured before. Nothing else is taken off: the limit was seen to be a
+// fixed size, the same on two devices and with two drivers, and an allocation below it is as safe as a small one.
 #pragma once
 
 #include "session.hpp"

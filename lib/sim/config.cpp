@@ -169,7 +169,7 @@ class Parser {
     const char* text = std::getenv("GPULOAN_SIM_IMPORT_LIMIT_MIB");
     if (text == nullptr || *text == '\0') return;
     constexpr std::pair<std::string_view, TooLarge> kEnds[] = {
-        {"dies", TooLarge::Dies}, {"fails", TooLarge::Fails}, {"hangs", TooLarge::Hangs}};
+        {"dies", TooLarge::Dies}, {"fails", TooLarge::Fails}, {"hangs", TooLarge::Hangs}, {"wavers", TooLarge::Wavers}};
     const auto fields = split(text, ':');
     const auto* end = std::find_if(std::begin(kEnds), std::end(kEnds),
                                    [&](const auto& entry) { return fields.size() == 2 && entry.first == fields[1]; });
@@ -177,7 +177,7 @@ class Parser {
     const bool good = parse_number(fields[0], mebibytes) && mebibytes <= std::uint64_t{1} << 24 && fields.size() <= 2 &&
                       (fields.size() == 1 || end != std::end(kEnds));
     if (!good) {
-      reject("GPULOAN_SIM_IMPORT_LIMIT_MIB", text, "a number from 0 to 16777216, which :dies, :fails or :hangs may follow");
+      reject("GPULOAN_SIM_IMPORT_LIMIT_MIB", text, "a number from 0 to 16777216, which :dies, :fails, :hangs or :wavers may follow");
       return;
     }
     config_.import_limit = mebibytes << 20;

@@ -24,7 +24,7 @@ struct FaultRule {
 };
 
 // What becomes of a process that imports too large an allocation of a pool (fact P3).
-enum class TooLarge { Dies, Fails, Hangs };
+enum class TooLarge { Dies, Fails, Hangs, Wavers };
 
 struct Config {
   std::string state_path;

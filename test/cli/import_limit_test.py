@@ -71,6 +71,18 @@ class ImportLimitTest(CliTest):
         text = self.expect_ok(self.run_cli("probe"))
         self.assertIn("3070 MiB for one allocation of a pool (measured)", text.out)
 
+    def test_what_went_well_by_chance_is_too_large(self):
+        self.env["GPULOAN_SIM_IMPORT_LIMIT_MIB"] = "3070:wavers"
+        result = self.probe("--import-limit")
+        self.assertEqual(result.json["import_limit"]["bytes"], 3070 * MIB)
+        tried = [line.split("import of ")[1] for line in result.err.splitlines() if "import of 307" in line]
+        died = "exited with code 1" if os.environ.get("GPULOAN_TEST_SANITIZED") else "was killed by signal 11"
+        lucky, unlucky = (f"{tried[0].split(' MiB')[0]} MiB: {end}" for end in ("fine", "the importer " + died))
+        self.assertIn(lucky.split(" ")[0], ("3072", "3074"))
+        self.assertEqual([line.split(" (")[0] for line in tried if line.startswith(lucky[:4])], [lucky, unlucky])
+        self.assertEqual(tried[-3:], ["3070 MiB: fine"] * 3)
+        self.assertEqual(self.limit(), (3070, "measured"))
+
     def test_no_limit(self):
         self.env["GPULOAN_SIM_IMPORT_LIMIT_MIB"] = "0"
         found = self.probe("--import-limit").json["import_limit"]
