@@ -3,7 +3,7 @@
 // Calls that stand behind all queued work of their context, and what they must not stand behind (fact S10).
 //
 // cuIpcCloseMemHandle, cuMemHostUnregister and cuMemFree return when everything that is queued in their context is through. Until then
-// no thread gets a launch, a copy, an event record, a new event or a new stream done in it (`sim_answers DRIVER standing`). Behind a
+// no thread gets a launch, a copy, an event record or a registration done in it (`sim_answers DRIVER standing`). Behind a
 // stream that waits for a peer's word that can be a deadlock: the peer may wait for what cannot be launched. So no such call begins
 // while a stream of ours waits for a peer, and no stream begins to wait while such a call is under way. All of it for the whole
 // process, since contexts of this library may share a CUDA context.

@@ -22,8 +22,11 @@ CuResult check_context(ContextRef& out) {
 bool stands(Row row) {
   switch (row) {
     case Row::cuMemAlloc:
+    case Row::cuMemHostRegister:
     case Row::cuStreamCreate:
+    case Row::cuStreamDestroy:
     case Row::cuEventCreate:
+    case Row::cuEventDestroy:
     case Row::cuEventRecord:
     case Row::cuMemcpyAsync:
     case Row::cuMemcpyHtoDAsync:

@@ -14,6 +14,7 @@
 //   trimmed    then freed by cuMemFreeAsync, the pool trimmed to 0
 //   destroyed  then cuMemPoolDestroy
 //   closed     then the owner's descriptor closed, where it still was open
+//   peer-ended then the importer has ended, compared with when the owner was alone
 //   ended      then both processes have ended, compared with before they began
 #include "answers.hpp"
 
@@ -219,7 +220,8 @@ void ask_row(Actor& observer, const Row& row) {
     own(end, link[0], row);
   });
   long long bad = owner.ask();
-  long long before = observer.ask();
+  const long long alone = observer.ask(); // with the owner's context
+  long long before = alone;
   Actor importer([&](int end) {
     ::close(link[0]);
     if (row.peer != Peer::None) import(end, link[1], row);
@@ -231,15 +233,16 @@ void ask_row(Actor& observer, const Row& row) {
   bad = std::min(bad, owner.ask());
   if (row.peer != Peer::None) bad = std::min(bad, importer.ask());
   if (row.peer == Peer::Dead) importer.end();
-  std::array<long long, 5> gone = {missing(observer, before)};
+  std::array<long long, 6> gone = {missing(observer, before)};
   for (std::size_t step = 1; step < 4; ++step) {
     bad = std::min(bad, owner.ask());
     gone[step] = missing(observer, before);
   }
   importer.end();
+  gone[4] = missing(observer, alone);
   owner.end();
-  gone[4] = missing(observer, at_first);
-  constexpr const char* kSteps[] = {"lent", "trimmed", "destroyed", "closed", "ended"};
+  gone[5] = missing(observer, at_first);
+  constexpr const char* kSteps[] = {"lent", "trimmed", "destroyed", "closed", "peer-ended", "ended"};
   for (std::size_t step = 0; step < gone.size(); ++step) {
     const std::string name = std::string(row.keeps_fd ? "fd-open" : "fd-closed") + (row.pointer ? ".pointer-exported" : ".no-pointer") + ".peer-" +
                              kPeerNames[static_cast<int>(row.peer)] + "." + kSteps[step];
