@@ -8,6 +8,8 @@
 #include <base/log.hpp>
 #include <driver/lifetime.hpp>
 
+#include <utility>
+
 namespace gpuloan::driver {
 namespace {
 
@@ -92,9 +94,11 @@ Result<Context> Gpu::context() {
 }
 
 // The context is pushed before the capture mode is set, since that call may want one. Pushing does not disturb a
-// capture. A context that is current already is left where it is, which makes nested scopes cheap.
+// capture. A context that is current already is left where it is.
+thread_local const Gpu* Gpu::Scope::innermost_ = nullptr;
+
 Gpu::Scope::Scope(Gpu& gpu) : gpu_(gpu), ok_(check_calls_allowed()) {
-  if (!ok_) return;
+  if (!ok_ || innermost_ == &gpu) return;
   const Driver& driver = *gpu.driver_;
   auto context = gpu.context();
   if (!context) {
@@ -112,6 +116,8 @@ Gpu::Scope::Scope(Gpu& gpu) : gpu_(gpu), ok_(check_calls_allowed()) {
     mode_set_ = code_ == Success;
     if (code_ != NotSupported) ok_ = driver.check("cuThreadExchangeStreamCaptureMode", code_); // else there are no modes to mind
   }
+  entered_ = ok_.has_value();
+  if (entered_) outer_ = std::exchange(innermost_, &gpu);
 }
 
 Result<bool> Gpu::Scope::over() const {
@@ -120,6 +126,7 @@ Result<bool> Gpu::Scope::over() const {
 }
 
 Gpu::Scope::~Scope() {
+  if (entered_) innermost_ = outer_;
   if (!calls_allowed()) return;
   const Table& call = gpu_.driver_->call;
   if (mode_set_) call.cuThreadExchangeStreamCaptureMode(&mode_);

@@ -63,6 +63,7 @@ class Gpu {
 
   // Makes the context current and the thread's capture mode relaxed for the scope's life, so that the library's own
   // calls never invalidate a caller's graph capture; both are put back. Check ok() first: the primary context may fail.
+  // Scopes of a thread end in the reverse order; one within another of the same Gpu costs nothing.
   class [[nodiscard]] Scope {
    public:
     explicit Scope(Gpu& gpu);
@@ -74,11 +75,13 @@ class Gpu {
     [[nodiscard]] Result<bool> over() const;
 
    private:
+    static thread_local const Gpu* innermost_; // of this thread's scopes that are ok
     Gpu& gpu_;
+    const Gpu* outer_ = nullptr;
     Result<void> ok_;
     CuResult code_ = Deinitialized; // of the call that failed; this one where none was made
     int mode_ = CaptureRelaxed;
-    bool pushed_ = false, mode_set_ = false;
+    bool pushed_ = false, mode_set_ = false, entered_ = false;
   };
 
  private:
