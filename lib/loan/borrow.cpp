@@ -117,13 +117,13 @@ void Importer::complete(ImportLoan& loan, Trash& trash) {
   }
   // Under the event gate the word says it too: an exporter that looks only after our death can no longer open our event.
   if (loan.gate == GPULOAN_GATE_EVENT) loan.peer->words.store(loan.slot, gate::Word::Done, loan.word());
-  const gate::Words& words = loan.peer->words;
-  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Done) == loan.word();
-  if (!stored || !words.watched(loan.slot, gate::Word::Done)) send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
-  if (loan.cancelled || (loan.finish && !next_ready(loan))) {
+  if (loan.cancelled || (loan.finish && !next_ready(loan))) { // ACK says DONE as well
     end(loan, trash);
     return;
   }
+  const gate::Words& words = loan.peer->words;
+  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Done) == loan.word();
+  if (!stored || !words.watched(loan.slot, gate::Word::Done)) send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
   loan.state = next.next; // Idle: the loan stays open
   if (next_ready(loan)) begin_turn(loan, loan.next_turn);
   notify();
