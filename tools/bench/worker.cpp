@@ -158,6 +158,7 @@ class Worker {
     for (std::uint32_t turn = 0; turn < message.count; ++turn) {
       Loan loan = offered();
       fill(acquired(loan), ++value_);
+      cuda_.synchronize(); // as the floor does: whoever waits for its work itself needs nobody else for it
       loan.done(cuda_.stream());
       if (turn + 1 == message.count) wait_in_slices(deadline_, [&](Milliseconds slice) { loan.wait_end(slice); });
     }
