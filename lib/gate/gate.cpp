@@ -8,7 +8,7 @@ namespace {
 
 [[nodiscard]] Result<Posted> post_memop(const std::shared_ptr<Gpu>& shared, Stream stream, const Post& target, OwnedEvent* written) {
   Gpu& gpu = *shared;
-  if (is_idle(gpu, stream)) {
+  if (!target.busy && is_idle(gpu, stream)) {
     target.words.store(target.slot, target.word, target.value);
     return Posted::Now;
   }

@@ -47,6 +47,7 @@ struct Post {
   std::uint64_t value;
   gpuloan_gate gate;       // memop, event or host
   const OwnedEvent* event; // event gate only
+  bool busy = false;       // the stream most likely has work, so it is not asked
 };
 // Orders the word behind the work now in `stream`. The host gate blocks until that work is complete. Where `written` is
 // given and the device will write the word, an event is recorded there behind that write: the word itself proves nothing,

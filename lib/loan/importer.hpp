@@ -119,6 +119,7 @@ class ImportLoan : public Loan {
   bool let_go = false;         // the caller returned it before it was granted
   bool cancelled = false;
   bool posting = false;   // a caller is in done(), without the lock
+  bool busy = false;      // the stream of the last turn had work when that was done
   std::optional<driver::StreamWait> gpu_wait; // a stream waits for READY on the device
   std::shared_ptr<driver::OwnedEvent> behind; // behind the caller's work of the turn that was done, until that is over
   std::shared_ptr<driver::OwnedEvent> spare;  // behind's of the turn before, to be recorded again
@@ -135,10 +136,12 @@ class ImportLoan : public Loan {
   [[nodiscard]] gate::Post ready_post() const noexcept {
     return {peer->words, slot, gate::Word::Ready, word(), gate, pair() != nullptr ? &pair()->ready : nullptr};
   }
+  static constexpr std::uint32_t kAskedAgain = 8; // turns
   [[nodiscard]] gate::Post done_post() const noexcept {
     // Without pinned control words only the CPU writes them; a word that has the value passes under every gate.
     const gpuloan_gate by = gate == GPULOAN_GATE_MEMOP && !peer->words.registered() ? GPULOAN_GATE_HOST : gate;
-    return {peer->words, slot, gate::Word::Done, word(), by, pair() != nullptr ? &pair()->done : nullptr};
+    const bool likely_busy = busy && turn % kAskedAgain != 0; // asking takes as long as half a short fill
+    return {peer->words, slot, gate::Word::Done, word(), by, pair() != nullptr ? &pair()->done : nullptr, likely_busy};
   }
 };
 

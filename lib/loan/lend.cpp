@@ -191,7 +191,7 @@ Result<std::shared_ptr<ExportLoan>> Exporter::enter(const std::shared_ptr<Export
 Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
   ExporterPeer& peer = loan.exporter_peer();
   const bool copies = loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0;
-  if (!gpu_) {
+  if (!gpu_ || (gate::is_cpu(stream) && loan.carrier == Carrier::Direct)) { // no stream, no copy: no driver
     loan.peer->words.store(loan.slot, gate::Word::Ready, loan.word());
     return true;
   }

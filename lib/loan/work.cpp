@@ -54,7 +54,8 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   if (loan->gate == GPULOAN_GATE_MEMOP) pin_words(*loan);
   auto posted = gate::post(gpu_, stream, loan->done_post());
   if (!posted) return forward(std::move(posted.error()));
-  if (*posted == gate::Posted::Now) return true;
+  loan->busy = *posted == gate::Posted::Queued;
+  if (!loan->busy) return true;
   Result<void> recorded;
   if (!behind) {
     auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
@@ -69,9 +70,10 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
 }
 
 Result<Importer::Posted> Importer::begin_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream) {
+  std::optional<driver::Gpu::Scope> scope; // for all the calls that follow
   if (gpu_ && !gate::is_cpu(stream)) {
-    driver::Gpu::Scope scope(*gpu_);
-    GPULOAN_TRY(scope.ok());
+    scope.emplace(*gpu_);
+    GPULOAN_TRY(scope->ok());
     GPULOAN_TRY(gate::refuse_capture(*gpu_, stream));
   }
   // Now: nothing may fail for want of it once DONE is posted.
