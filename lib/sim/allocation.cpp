@@ -58,7 +58,12 @@ CuResult cuMemFree(DevicePtr pointer) {
   if (pointer == 0) return Success;
   Range range;
   const bool found = AddressSpace::get().find(pointer, range);
-  if (found && range.pool != 0 && range.start == pointer) return take_pool_memory(pointer) ? Success : InvalidValue;
+  if (found && range.pool != 0 && range.start == pointer) {
+    const auto memory = take_pool_memory(pointer);
+    if (!memory) return InvalidValue;
+    if (memory->kind() == RangeKind::Pooled) memory->stay_counted();
+    return Success;
+  }
   const bool plain = range.kind == RangeKind::Allocated || range.kind == RangeKind::Managed;
   if (!found || !plain || range.start != pointer) return InvalidValue;
   if (const CuResult result = synchronize_owner(range)) return result;

@@ -37,7 +37,7 @@ CuResult Block::make(std::shared_ptr<Chunk> chunk, Block& out) {
 
 PoolMemory::~PoolMemory() {
   static_cast<void>(AddressSpace::get().withdraw(block_.start(), kind_));
-  pool_->take_back(std::move(block_), bytes_);
+  pool_->take_back(std::move(block_), counted_);
 }
 
 PoolState::PoolState(Origin which, int device, int types) : origin(which), physical(device), handle_types(types) {

@@ -108,12 +108,15 @@ class PoolMemory {
   [[nodiscard]] RangeKind kind() const noexcept { return kind_; }
   [[nodiscard]] const PoolState& pool() const noexcept { return *pool_; }
   [[nodiscard]] const Chunk& chunk() const noexcept { return *block_.chunk(); }
+  // Its pool goes on counting it as used (fact P15).
+  void stay_counted() noexcept { counted_ = 0; }
 
  private:
   const PoolRef pool_;
   const RangeKind kind_; // Pooled or Imported
   Block block_;
   const std::size_t bytes_;
+  std::size_t counted_ = bytes_;
 };
 
 // What every synchronising call does at its end.
