@@ -216,7 +216,7 @@ Result<void> Exporter::make_canary_memory(ExporterPeer& peer, Trial trial, cuda:
     memory.pointer = memory.region->host() != nullptr ? reinterpret_cast<std::uint64_t>(memory.region->host()) : memory.region->pointer();
     return {};
   }
-  auto buffer = trial == Trial::Pool         ? memory::DeviceBuffer::from_pool(gpu_, kCanaryBytes, pool, peer.canary_stream.get())
+  auto buffer = trial == Trial::Pool         ? memory::DeviceBuffer::from_pool(gpu_, kCanaryBytes, pool)
                 : trial == Trial::ForeignVmm ? memory::DeviceBuffer::in_two(gpu_, kCanaryBytes, kCanarySeam)
                 : trial == Trial::Ipc        ? memory::DeviceBuffer::allocate(gpu_, kCanaryBytes)
                                              : memory::DeviceBuffer::create(gpu_, kCanaryBytes); // VMM memory is freed without waiting (S10)

@@ -16,12 +16,16 @@ Result<DeviceBuffer> DeviceBuffer::allocate(std::shared_ptr<driver::Gpu> gpu, st
   return buffer;
 }
 
-Result<DeviceBuffer> DeviceBuffer::from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool, cuda::Stream stream) {
+Result<DeviceBuffer> DeviceBuffer::from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool) {
   DeviceBuffer buffer;
   driver::Gpu::Scope scope(*gpu);
   GPULOAN_TRY(scope.ok());
-  GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAllocFromPoolAsync, &buffer.allocated_, bytes, pool, stream));
+  auto stream = driver::OwnedStream::create(gpu);
+  if (!stream) return forward(std::move(stream.error()));
+  buffer.pool_stream_ = std::move(*stream);
+  GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuMemAllocFromPoolAsync, &buffer.allocated_, bytes, pool, buffer.pool_stream_.get()));
   buffer.gpu_ = std::move(gpu);
+  GPULOAN_TRY(buffer.pool_stream_.synchronize());
   return buffer;
 }
 
@@ -61,10 +65,17 @@ Result<DeviceBuffer> DeviceBuffer::create(std::shared_ptr<driver::Gpu> gpu, std:
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : gpu_(std::move(other.gpu_)), handle_(std::move(other.handle_)), mapping_(std::move(other.mapping_)),
       range_(std::move(other.range_)), range_offset_(other.range_offset_),
-      allocated_(std::exchange(other.allocated_, 0)) {}
+      allocated_(std::exchange(other.allocated_, 0)), pool_stream_(std::move(other.pool_stream_)) {}
 
 DeviceBuffer::~DeviceBuffer() {
   if (allocated_ == 0 || !driver::calls_allowed()) return;
+  if (pool_stream_) { // the pool goes on counting what cuMemFree took as used (P15)
+    driver::Gpu::Scope scope(*gpu_);
+    const bool freed = scope.ok() && gpu_->driver().call.cuMemFreeAsync(allocated_, pool_stream_.get()) == cuda::Success;
+    if (freed) static_cast<void>(pool_stream_.synchronize());
+    else if (scope.ok()) static_cast<void>(gpu_->driver().call.cuMemFree(allocated_));
+    return;
+  }
   const driver::StandingCall standing;
   driver::Gpu::Scope scope(*gpu_);
   if (scope.ok()) static_cast<void>(gpu_->driver().call.cuMemFree(allocated_));

@@ -16,8 +16,8 @@ class DeviceBuffer {
   [[nodiscard]] static Result<DeviceBuffer> allocate(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes);
   // VMM memory of two allocations with the seam `seam` bytes behind pointer(); `bytes` are beyond it, and at most twice that.
   [[nodiscard]] static Result<DeviceBuffer> in_two(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, std::uint64_t seam);
-  // From a pool of the caller's, usable behind what is now in `stream`.
-  [[nodiscard]] static Result<DeviceBuffer> from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool, cuda::Stream stream);
+  // From a pool of the caller's.
+  [[nodiscard]] static Result<DeviceBuffer> from_pool(std::shared_ptr<driver::Gpu> gpu, std::uint64_t bytes, cuda::Pool pool);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();
@@ -31,6 +31,7 @@ class DeviceBuffer {
   driver::VmmRange range_;
   std::uint64_t range_offset_ = 0;
   cuda::DevicePtr allocated_ = 0;
+  driver::OwnedStream pool_stream_; // where memory of a pool is allocated and freed
 };
 
 } // namespace gpuloan::memory
