@@ -1021,7 +1021,13 @@ class _Context:
         self.events = threading.RLock()
         self.pid = pid
 
+    def check_process(self) -> None:
+        """Refuses a forked child, before anything that the parent was about to be told: it is the parent's."""
+        if self.pid != os.getpid():
+            raise _error(_FORKED, "this object belongs to the process that this one was forked from: start workers with exec")
+
     def _enter(self) -> None:
+        self.check_process()
         with self.lock:
             if not self.alive:
                 raise _error(_STATE, "the connection's context was closed: its loans and arrays cannot be used any more")
@@ -1290,10 +1296,9 @@ class DeviceArray:
 
     def _check(self) -> None:
         """Refuses memory that was given back: another process, or another loan, may own it by now."""
+        self._context.check_process()
         if not self._context.alive:
             raise _error(_STATE, "the array's context was closed, and its memory with it")
-        if self._context.pid != os.getpid():
-            raise _error(_FORKED, "the array belongs to the process that this one was forked from: start workers with exec")
         if isinstance(self._hold, _Hold) and self._hold.turn != self._turn:
             raise _error(_STATE, "the array's loan is done: its memory was given back and must not be used any more")
 
@@ -1607,6 +1612,7 @@ class Loan(_LoanBase):
     @property
     def ended(self) -> bool:
         """True once the worker has let go (RELEASE) or was lost; the outcome is final then."""
+        self._context.check_process()
         return self._outcome is not None or bool(self.report().ended)
 
     def wait(self, timeout: Optional[float] = None) -> None:
@@ -1683,6 +1689,7 @@ class Peer:
     @property
     def lost(self) -> Optional[str]:
         """The reason, once the connection is over; else None."""
+        self._context.check_process()
         ending = self._ending(0) if self._lost else ""
         return f"{self._lost}; {ending}" if ending else self._lost
 
@@ -1719,6 +1726,11 @@ class Peer:
     def pid(self) -> int:
         return int(self.info().pid)
 
+    def _check_open(self) -> None:
+        self._context.check_process()
+        if self._hold.handle is None:
+            raise _error(_STATE, "this worker's connection was closed by close(): spawn() another")
+
     def empty(self, shape: Any, dtype: Any, *, access: Any = "read", memory: Any = None, alignment: int = 0) -> DeviceArray:
         """Memory of the arena, of this worker's part, to fill and to lend() to it without a copy: for parents without a framework.
 
@@ -1730,8 +1742,7 @@ class Peer:
         The array owns the memory: it goes back to the arena with the last reference, once no loan of it is out, also when the worker
         is gone. Raises LIMIT and DEVICE_MEMORY as a request of the worker's would.
         """
-        if self._hold.handle is None:
-            raise _error(_STATE, "this worker's connection was closed by close(): spawn() another")
+        self._check_open()
         context = self._context
         layout = _wanted(shape, dtype)
         wanted = _number(Memory, memory, "memory") if context.device_wanted else Memory.HOST
@@ -1755,8 +1766,7 @@ class Peer:
 
         The first loan of a kind to a worker waits for a proof that it arrives intact, about 2 s at most.
         """
-        if self._hold.handle is None:
-            raise _error(_STATE, "this worker's connection was closed by close(): spawn() another")
+        self._check_open()
         wanted = _number(Access, access, "access")
         order = _stream_of(stream, tensor, self._context.device)
         source = _source(tensor, order)
@@ -1908,6 +1918,7 @@ class Exporter:
         """Starts a worker, which calls gpuloan.worker(), and waits for its handshake. GPULOAN_FD in its environment names its end of a
         socketpair. env: instead of this process' environment. account: whom its memory is charged to. popen: for subprocess.Popen.
         The process is the peer's .process; it is killed where the handshake fails."""
+        self._context.check_process()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             environment = dict(os.environ if env is None else env, GPULOAN_FD=str(theirs.fileno()))
@@ -2079,6 +2090,7 @@ class Exporter:
         """Waits until ready() gives something. Where the thread does not take events, this does."""
         deadline = _Deadline(timeout)
         context = self._context
+        context.check_process()
         while True:
             with context.changed:
                 found = ready()
@@ -2088,7 +2100,7 @@ class Exporter:
                     raise _error(_STATE, "the parent was closed")
                 if deadline.passed():
                     raise _error(_TIMEOUT, f"{timeout} s passed without {what}")
-                if self._reader is None and context.pid == os.getpid() and threading.current_thread() is not self._thread:
+                if self._reader is None and threading.current_thread() is not self._thread:
                     context.changed.wait(deadline.left())
                     continue
             select.select([self._fd], [], [], deadline.left())
@@ -2105,6 +2117,7 @@ class Exporter:
 
         loop = asyncio.get_running_loop()
         context = self._context
+        context.check_process()
         with context.lock:
             self._loops[loop] = self._loops.get(loop, 0) + 1
             if self._reader is None and context.alive:
@@ -2317,6 +2330,7 @@ class Borrowed(_LoanBase):
     def tensor(self) -> DeviceArray:
         """The array, until done(). The first use waits for the parent's work and maps the memory; after done() of a keep_open loan it
         waits for the next turn. Raises the loan's outcome if it ended, and PeerError when the parent is gone."""
+        self._context.check_process()
         return self._array or self._acquire(None)
 
     def next_turn(self, timeout: Optional[float] = None) -> Optional[DeviceArray]:
@@ -2331,6 +2345,7 @@ class Borrowed(_LoanBase):
     @property
     def user(self) -> bytes:
         """The bytes that came with it (acquires)."""
+        self._context.check_process()
         if self._user is None:
             self._acquire(None)
         return self._user or b""
@@ -2338,6 +2353,7 @@ class Borrowed(_LoanBase):
     def done(self, stream: Any = None) -> None:
         """Gives it back behind the work now in `stream` (None: the framework's current one, else the legacy default stream); the
         memory must not be used any more. Does not wait. An error when it was not acquired, or is done already."""
+        self._context.check_process()
         if self._over_by and self._hold.turn == 0:
             raise _error(_STATE, f"{self._over_by}() was said of this loan already")
         order = _stream_of(stream, None, self._context.device)

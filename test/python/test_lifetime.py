@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Who keeps what, and until when: references, DLPack consumers, close, fork, the end of the interpreter."""
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -337,7 +338,37 @@ class Forked(Case):
         with os.fdopen(read) as pipe:
             self.assertEqual(json.load(pipe), ["GPULOAN_ERR_FORKED"] * 8 + ["closed"])
         self.assertEqual(len(result.copy_to_host()), 4096)  # nothing of ours changed
-        self.assertEqual(self.parent.stats().loans_out, 1)
+        eventually(lambda: self.parent.stats().loans_out == 1, "the worker's request and its canaries end, its loan does not")
+
+    def test_child_is_handed_nothing_that_the_parent_had_not_taken(self):
+        peer = self.spawn("fails_with_its_request")
+        loan = peer.lend(fakes.Torch("uint8", (4,), b"abcd"))
+        with self.refused(gpuloan.LoanError, "no such layer"):
+            loan.wait(PATIENCE)  # the failed result is queued by now
+        calls = (lambda: self.parent.next_result(0), lambda: self.parent.next_result(5, peer), lambda: asyncio.run(self.parent.result()),
+                 lambda: loan.ended, lambda: peer.lost, lambda: peer.empty(1, "uint8"), lambda: self.parent.spawn(["/bin/false"]))
+        read, write = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads
+            child = os.fork()
+        if child == 0:
+            signal.alarm(int(PATIENCE))  # nobody else would end it
+            try:
+                said = []
+                for call in calls:
+                    try:
+                        said.append(repr(call()))
+                    except Exception as error:
+                        said.append(getattr(error, "name", None) or repr(error))
+                os.write(write, json.dumps(said).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        self.addCleanup(_kill, child)
+        with os.fdopen(read) as pipe:
+            self.assertEqual(json.load(pipe), ["GPULOAN_ERR_FORKED"] * len(calls))
+        with self.refused(gpuloan.LoanError, "no such layer"):
+            self.parent.next_result(0)
 
 
 class InterpreterExit(unittest.TestCase):
