@@ -16,7 +16,7 @@
  *   Structs that may grow start with `size`: set it to sizeof of the struct (GPULOAN_INIT does), and everything else
  *   to 0 for the default.
  *   Outputs come last, are named out_... and are written only on success, except that out_event and out_view are
- *   cleared first.
+ *   cleared first (all but their `size`), and that out_count says how far a call that failed has got.
  *   Functions return GPULOAN_OK (0) or a negative gpuloan_status; gpuloan_error_text() then has the whole sentence for
  *   the calling thread: the call that failed, its errno or CUresult, and what to do.
  *   A stream is a CUstream passed as void *; NULL means the legacy default stream, GPULOAN_STREAM_PER_THREAD the

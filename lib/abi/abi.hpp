@@ -68,14 +68,9 @@ Result<Struct> read_struct(const Struct* in, const char* what) {
 
 // Writes `value` into a caller's output struct, as much as it has room for.
 template <typename Struct>
-Result<void> check_struct(const Struct* out, const char* what) {
+Result<void> write_struct(Struct* out, const Struct& value, const char* what) {
   if (out == nullptr) return fail(GPULOAN_ERR_INVALID, std::string(what) + " is NULL");
   if (out->size < sizeof(std::size_t)) return fail(GPULOAN_ERR_INVALID, std::string(what) + ".size is not set (GPULOAN_INIT does it)");
-  return {};
-}
-template <typename Struct>
-Result<void> write_struct(Struct* out, const Struct& value, const char* what) {
-  GPULOAN_TRY(check_struct(out, what));
   const std::size_t size = std::min(out->size, sizeof(Struct));
   std::memcpy(out, &value, size);
   out->size = size;

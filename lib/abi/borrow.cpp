@@ -9,9 +9,9 @@ using namespace gpuloan::abi;
 namespace {
 
 Result<void> acquire(gpuloan_loan *loan, bool on_stream, void *stream, std::uint32_t timeout_ms, gpuloan_view *out_view) {
+  GPULOAN_TRY(write_struct(out_view, gpuloan_view{}, "out_view")); // checks it before the turn is taken
   auto borrowed = import_loan(loan);
   if (!borrowed) return forward(std::move(borrowed.error()));
-  GPULOAN_TRY(write_struct(out_view, gpuloan_view{}, "out_view")); // checks it before the turn is taken
   auto view = importer_of(*(*borrowed)->peer).acquire(*borrowed, on_stream, stream_of(stream), timeout_ms);
   if (!view) return forward(std::move(view.error()));
   gpuloan_view out = {};

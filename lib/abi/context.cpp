@@ -125,8 +125,8 @@ gpuloan_status gpuloan_context_dispatch(gpuloan_context *context, uint32_t timeo
 
 gpuloan_status gpuloan_context_next_event(gpuloan_context *context, uint32_t timeout_ms, gpuloan_event *out_event) {
   return guard([&]() -> Result<void> {
+    GPULOAN_TRY(write_struct(out_event, gpuloan_event{}, "out_event")); // checks it before an event is taken
     GPULOAN_TRY(check_context(context));
-    GPULOAN_TRY(check_struct(out_event, "out_event")); // before an event is taken
     auto event = context->core->next_event(timeout_ms);
     if (!event) return forward(std::move(event.error()));
     gpuloan_event out = {};

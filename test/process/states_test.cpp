@@ -225,6 +225,24 @@ int compare(Sides& sides, std::span<const Row> rows, bool at_importer) {
   return wrong;
 }
 
+// A caller that does not look at the status finds nothing of the call before.
+void clear_outputs(gpuloan_context* context) {
+  auto event = init<gpuloan_event>();
+  while (gpuloan_context_next_event(context, 0, &event) == GPULOAN_OK) {}
+  for (gpuloan_context* const each : {context, static_cast<gpuloan_context*>(nullptr)}) {
+    event.type = GPULOAN_EVENT_LOAN_OFFERED;
+    event.loan = reinterpret_cast<gpuloan_loan*>(&event);
+    event.text[0] = 'x';
+    expect_status(gpuloan_context_next_event(each, 0, &event), each != nullptr ? GPULOAN_ERR_TIMEOUT : GPULOAN_ERR_INVALID, "gpuloan_context_next_event");
+    expect(event.type == GPULOAN_EVENT_NONE && event.loan == nullptr && event.text[0] == '\0' && event.size == sizeof event, "out_event is not cleared");
+  }
+  auto view = init<gpuloan_view>();
+  view.pointer = 1;
+  view.host = &view;
+  expect_status(gpuloan_loan_acquire(nullptr, 0, &view), GPULOAN_ERR_INVALID, "gpuloan_loan_acquire");
+  expect(view.pointer == 0 && view.host == nullptr && view.size == sizeof view, "out_view is not cleared");
+}
+
 int run(int, char**) {
   const TempFolder folder("gpuloan-states");
   use_private_sim(folder);
@@ -232,6 +250,7 @@ int run(int, char**) {
   Sides sides{gpu, make(GPULOAN_ROLE_EXPORTER), make(GPULOAN_ROLE_IMPORTER)};
   connect(sides);
   const int wrong = compare(sides, kImporter, true) + compare(sides, kExporter, false);
+  clear_outputs(sides.exporter);
   gpuloan_context_destroy(sides.importer);
   gpuloan_context_destroy(sides.exporter);
   return wrong == 0 ? 0 : 1;
