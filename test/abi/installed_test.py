@@ -58,6 +58,9 @@ with tempfile.TemporaryDirectory(prefix="gpuloan-installed-") as name:
     options = {one["name"]: one["value"] for one in json.loads(run(["meson", "introspect", build, "--buildoptions"]))}
     if options["python"] != "disabled":
         module = only(root, "gpuloan.py")
+        place = run([sys.executable, "-I", str(source / "lib/python/install_dir.py"), options["prefix"]]).strip()
+        if place and not options["python.purelibdir"] and module.parent != root / options["prefix"].lstrip("/") / place:
+            sys.exit(f"gpuloan.py was installed as {module}, and Python looks in {place}")
         code = "import gpuloan; print(gpuloan.__file__, gpuloan.version(), gpuloan.driver_info().simulated)"
         output = run([sys.executable, "-W", "error", "-c", code], env=dict(env, PYTHONPATH=str(module.parent), PYTHONDONTWRITEBYTECODE="1"))
         if not re.fullmatch(re.escape(str(module)) + r" \d+\.\d+\.\d+ 1", output.strip()):
