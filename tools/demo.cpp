@@ -160,6 +160,7 @@ int demo(Arguments arguments) {
   add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;
   check_options(options, parser);
+  options.loans.check_arena();
   if (options.common.driver == "auto") {
     const std::string note = pick_driver(options);
     std::fprintf(options.common.json ? stderr : stdout, "%s\n", note.c_str());

@@ -157,6 +157,7 @@ int lend(Arguments arguments) {
   options.common.add_to(parser);
   if (!parser.parse(arguments)) return ExitOk;
   options.meet.check();
+  options.loans.check_arena();
   if (options.from.empty()) throw Failure(ExitUsage, "give --from FILE: the bytes to lend");
   Lender(options).run();
   return ExitOk;

@@ -49,6 +49,13 @@ void LoanOptions::add_to(Parser& parser) {
                });
 }
 
+void LoanOptions::check_arena() const {
+  if (rungs != GPULOAN_RUNG_POOL && rungs != GPULOAN_RUNG_IPC) return;
+  const std::string name = gpuloan_rung_name(rungs);
+  throw Failure(ExitUnsupported, "option '--rung': " + name + " cannot carry what is lent here, memory of gpuloan's arena; vmm and host do, and 'gpuloan canary --rung " + name +
+                                     "' tries " + name + " with memory of its own kind");
+}
+
 gpuloan_driver_info probe_driver(const char* driver) {
   auto info = init<gpuloan_driver_info>();
   const gpuloan_status status = gpuloan_driver_probe(driver, &info);

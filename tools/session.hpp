@@ -32,6 +32,8 @@ struct LoanOptions {
   std::uint64_t idle_bytes = 0;        // likewise
   void add_engine_to(Parser& parser);
   void add_to(Parser& parser);
+  // Where memory of the arena is lent: throws Failure for a rung that cannot carry it, before anybody is waited for.
+  void check_arena() const;
 };
 
 // One side of the command at work: its context and what it runs on.

@@ -53,6 +53,14 @@ class LendBorrowTest(CliTest):
             self.assertIn("UNIMPORT us", result.out)
             self.assertIn(hashlib.sha256(source.read_bytes()).hexdigest(), result.out)
 
+    def test_a_rung_that_cannot_carry_it_is_refused_before_anybody_is_waited_for(self):
+        source = self.make_file("from", 10)
+        for rung in ("ipc", "pool"):
+            for command in (("lend", "--timeout", "1", "--socket", self.socket, "--from", source), ("demo", source)):
+                result = self.expect(self.run_cli(*command, "--rung", rung), "unsupported", f"'--rung': {rung} cannot carry", "arena")
+                self.assertEqual(result.out, "")
+        self.assertFalse(self.socket.exists())
+
     # E10
     def test_key_file_is_private(self):
         source = self.make_file("from", 10)
