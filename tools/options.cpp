@@ -46,8 +46,8 @@ void Parser::flag(const char* name, const char* help, bool& target) {
   options_.push_back({name, "", help, [&target](const std::string&) { target = true; }});
 }
 
-void Parser::value(const char* name, const char* value_name, const char* help, Set set) {
-  options_.push_back({name, value_name, help, std::move(set)});
+void Parser::value(const char* name, const char* value_name, std::string help, Set set) {
+  options_.push_back({name, value_name, std::move(help), std::move(set)});
 }
 
 bool Parser::given(std::string_view name) const {

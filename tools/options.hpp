@@ -22,7 +22,7 @@ class Parser {
 
   void flag(const char* name, const char* help, bool& target);
   // `set` gets the text and throws Failure with the rest of a sentence that begins with the option's name.
-  void value(const char* name, const char* value_name, const char* help, Set set);
+  void value(const char* name, const char* value_name, std::string help, Set set);
   // Understood but not in --help: the inside of another subcommand.
   void hide_last() { options_.back().hidden = true; }
   void positional(const char* name, Set set) { positional_name_ = name, positional_ = std::move(set); }

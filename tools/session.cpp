@@ -17,7 +17,7 @@ void CommonOptions::add_to(Parser& parser) {
   parser.value("device", "N", "the device's number in this process; default 0", [this](const std::string& text) {
     device = static_cast<std::int32_t>(parse_number(text, 0, INT32_MAX));
   });
-  parser.value("timeout", "SECONDS", "give up after this time, a fraction is fine; default 60",
+  parser.value("timeout", "SECONDS", "give up after this time, a fraction is fine; default " + std::to_string(timeout_ms / 1000),
                [this](const std::string& text) { timeout_ms = parse_seconds(text); });
   parser.flag("json", "print one JSON object instead of text", json);
 }

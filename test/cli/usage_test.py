@@ -22,6 +22,8 @@ class UsageTest(CliTest):
                 self.assertIn(option, text)
             self.assertTrue(text.startswith(f"Usage: gpuloan {command}"))
             self.assertTrue(all(len(line) <= 120 for line in text.splitlines()), text)
+            seconds = re.findall(r"--timeout SECONDS .*default (\d+)$", text, re.MULTILINE) + re.findall(r"(\d+) seconds by default", text)
+            self.assertEqual(seconds, ["600" if command == "bench" else "60"])
 
     def test_exit_codes_are_those_of_the_manual_page(self):
         text = self.expect_ok(self.run_cli("lend", "--help")).out

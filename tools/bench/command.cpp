@@ -183,8 +183,7 @@ int bench_command(Arguments arguments) {
                 "  fit        the largest loan, beside the largest bare allocation\n"
                 "  startup    from a new worker to the end of its first loan, step by step, without a floor\n"
                 "  acks, roundtrip, out\n"
-                "             the control plane alone, beside bare socket code; no device is used\n"
-                "Gives up after --timeout, here 600 seconds by default.");
+                "             the control plane alone, beside bare socket code; no device is used");
   options.common.timeout_ms = 600'000;
   bench::add_options(parser, options);
   if (!parser.parse(arguments)) return ExitOk;
