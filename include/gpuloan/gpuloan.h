@@ -8,8 +8,8 @@
  *
  *   EXPORT -> READY gate -> IMPORT -> WRITE (or READ) -> DONE gate -> UNIMPORT -> ACK -> RELEASE
  *
- * docs/contract.md is the normative text. In one sentence: memory is not reused while anyone may still write it, and
- * no process waits for ever on another.
+ * docs/contract.md (installed as share/doc/gpuloan/contract.md) is the normative text. In one sentence: memory is not
+ * reused while anyone may still write it, and no process waits for ever on another.
  *
  * Conventions
  *   Sizes and offsets are bytes. Times are nanoseconds of CLOCK_MONOTONIC. Timeouts are milliseconds; 0 only looks.

@@ -11,7 +11,8 @@ The parent (exporter) lends its tensors to workers, and workers write results in
 
 Only the standard library is needed. Tensors come in from any framework that has data_ptr, __cuda_array_interface__ or
 __dlpack__, and go out by the latter two. Sizes and offsets are bytes, strides are elements, timeouts are seconds; a timeout of
-None waits until it happens or the other side is gone. docs/contract.md has the rules of the library underneath.
+None waits until it happens or the other side is gone. docs/contract.md (installed as share/doc/gpuloan/contract.md) has the
+rules of the library underneath.
 """
 from __future__ import annotations
 

@@ -43,13 +43,22 @@ with tempfile.TemporaryDirectory(prefix="gpuloan-installed-") as name:
     for pattern in ("gpuloan.h", "gpuloan.hpp", "libgpuloan.so", "bin/gpuloan"):
         only(root, pattern)
 
+    documents = only(root, "doc/gpuloan")
+    for path in source.glob("docs/**/*"):
+        if path.suffix in (".md", ".svg", ".c", ".cpp", ".py") and not (documents / path.relative_to(source / "docs")).exists():
+            sys.exit(f"{path} was not installed")
+    for page in root.rglob("man7/gpuloan.7"):  # where there is scdoc
+        place = "/" + str(documents.relative_to(root))
+        if place not in page.read_text().replace("\\", ""):
+            sys.exit(f"gpuloan(7) does not say that the documents are in {place}")
+
     env = {key: value for key, value in os.environ.items() if not key.startswith("GPULOAN_")}
     env.update(PKG_CONFIG_LIBDIR=str(pc.parent), PKG_CONFIG_SYSROOT_DIR=str(root))
     flags = shlex.split(run(["pkg-config", "--cflags", "--libs", "gpuloan"], env=env))
     env.update(LD_LIBRARY_PATH=str(library.parent), GPULOAN_DRIVER="sim", GPULOAN_SIM_STATE=str(folder / "state"))
     for suffix, compiler in compilers.items():
         program = folder / ("first" + suffix.replace(".", "_"))
-        example = source / "docs/examples" / ("first" + suffix)
+        example = only(root, "doc/gpuloan/examples/first" + suffix)
         run([*compiler, "-Wall", "-Wextra", "-Werror", str(example), "-o", str(program), *flags])
         output = run([str(program)], env=env)
         if not re.search(r"^process (\d+) reads: written in place by process (?!\1\b)\d+$", output, re.MULTILINE):
@@ -66,7 +75,7 @@ with tempfile.TemporaryDirectory(prefix="gpuloan-installed-") as name:
         if not re.fullmatch(re.escape(str(module)) + r" \d+\.\d+\.\d+ 1", output.strip()):
             sys.exit(f"the installed gpuloan.py printed: {output!r}")
     worker = folder / "worker"  # docs/examples/worker.c, served by test/examples
-    run([*compilers[".c"], "-Wall", "-Wextra", "-Werror", str(source / "docs/examples/worker.c"), "-o", str(worker), *flags, "-ldl"])
+    run([*compilers[".c"], "-Wall", "-Wextra", "-Werror", str(only(root, "doc/gpuloan/examples/worker.c")), "-o", str(worker), *flags, "-ldl"])
     alone = subprocess.run([str(worker)], env=env, capture_output=True, text=True, timeout=60)
     if alone.returncode != 2 or "GPULOAN_FD" not in alone.stderr:
         sys.exit(f"worker.c without a parent: {alone}")
