@@ -24,10 +24,11 @@
  *
  * Threads
  *   Every function may be called from any thread at any time, except that an object must not be used during or after
- *   its own destroy, unref or close. Functions that wait for the peer name a timeout; so does the context for the
- *   canary, which the first lend or grant over each way to a peer waits for (canary_timeout_ms). All others only work on local state;
- *   those that take a stream call the driver, and with the host gate wait for the work in that stream. No function may
- *   be called from a log sink.
+ *   its own destroy, unref or close. Functions that wait for the peer name a timeout. Without one of their own these wait too:
+ *   gpuloan_lend, gpuloan_lend_many and the two grants, canary_timeout_ms at most for the canary of each way that is new to the
+ *   peer, for the first event pair, and with `exclusive` for the other peer; gpuloan_peer_close at an importer and
+ *   gpuloan_context_destroy, for about a second, as they say. All others only work on local state; those that take a stream call
+ *   the driver, and with the host gate wait for the work in that stream. No function may be called from a log sink.
  *   A context with GPULOAN_LOOP_CALLER does nothing by itself: it works while some thread is in
  *   gpuloan_context_dispatch or in a function with a timeout.
  *
@@ -346,8 +347,10 @@ typedef struct gpuloan_peer_info {
 } gpuloan_peer_info;
 
 GPULOAN_API gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_info);
-/* Ends the connection, as gpuloan_context_destroy does; open loans end as for a lost peer. The handle is invalid afterwards: LOAN_ENDED events that still
- * come name no peer. */
+/* Ends the connection, as gpuloan_context_destroy does; open loans end as for a lost peer. An importer waits, a second at most, for its
+ * own GPU work on turns that are done and on loans that it let go of, until the exporter was told; an exporter does not wait. The handle
+ * is invalid afterwards, regions and loans are not: LOAN_ENDED events that still come name no peer. Also for a peer that is lost: until
+ * then its handle is kept. */
 GPULOAN_API void gpuloan_peer_close(gpuloan_peer *peer);
 
 /* ---- Regions (exporter) ------------------------------------------------------------------------------------- */
@@ -373,7 +376,8 @@ GPULOAN_API uint64_t gpuloan_region_pointer(const gpuloan_region *region);
 /* Host memory only: the address for the CPU; NULL for device memory. */
 GPULOAN_API void *gpuloan_region_host(const gpuloan_region *region);
 GPULOAN_API uint64_t gpuloan_region_bytes(const gpuloan_region *region);
-/* Says that `stream` uses the region, so destroy waits for it too. */
+/* Says that `stream` uses the region too: after gpuloan_region_destroy, which does not wait, its memory is not reused before the work
+ * that was in `stream` by then has passed. GPULOAN_STREAM_CPU changes nothing. */
 GPULOAN_API gpuloan_status gpuloan_region_used_on(gpuloan_region *region, void *stream);
 
 /* ---- Lending (exporter) ------------------------------------------------------------------------------------- */
@@ -414,8 +418,9 @@ typedef struct gpuloan_lend_options {
  * refused: NO_RUNG, whatever is lent.
  * *out_loan carries a reference of the caller's; the library keeps its own until RELEASE.
  * Errors: INVALID (also: memory of another process, which only that process may lend, and of another device than the
- * context's, which a context for that device lends), BUSY, CAPTURE, LIMIT, NO_RUNG,
- * PEER_LOST, DEVICE_MEMORY, DRIVER. */
+ * context's, which a context for that device lends), BUSY, CAPTURE, LIMIT, NO_RUNG, PEER_LOST, TIMEOUT (`exclusive`: the other peer
+ * did not unmap the region in time), UNSUPPORTED (a gate that was asked for by name cannot be had), STATE (an importer's peer),
+ * NO_MEMORY, FD_LIMIT, SYSTEM, DEVICE_MEMORY, DRIVER, DEVICE_LOST. */
 GPULOAN_API gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes,
                                         const gpuloan_lend_options *options, gpuloan_loan **out_loan);
 
