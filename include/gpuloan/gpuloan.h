@@ -406,7 +406,8 @@ typedef struct gpuloan_lend_options {
 } gpuloan_lend_options;
 
 /* Lends [pointer, pointer + bytes) to `peer`: EXPORT and, behind the work in options->stream, READY. `pointer` lies in a
- * region of the arena (any part of it), or is any other device pointer, whoever allocated it: the driver is asked what it
+ * region of the arena (any part of it; of host memory by the address of gpuloan_region_host, or of gpuloan_region_pointer where that
+ * is not 0), or is any other device pointer, whoever allocated it: the driver is asked what it
  * is. VMM memory with POSIX FD handles goes over vmm, cuMemAlloc memory over ipc, and memory of a shareable pool over pool
  * where that is allowed, all without a copy; the rest is
  * copied, on the device where the peer works on it or reaches it (vmm, with copied_bytes), else by the host rung. A region of
