@@ -449,15 +449,19 @@ typedef struct gpuloan_request_info {
   gpuloan_peer *peer;
   uint64_t bytes;
   uint64_t alignment;
-  uint32_t memory;           /* gpuloan_memory the importer wants to see */
+  uint32_t memory;           /* gpuloan_memory the importer wants to see; the result may be other memory */
   uint32_t onward;           /* 1: the result will be lent on, so it gets a chunk of its own and needs no copy then */
   const void *metadata;      /* valid until grant or deny */
   size_t metadata_bytes;
 } gpuloan_request_info;
 
 GPULOAN_API gpuloan_status gpuloan_request_info_get(const gpuloan_request *request, gpuloan_request_info *out_info);
-/* Allocates what was asked for and lends it for write (options may be NULL; access is ignored). The request is consumed
- * on success. *out_region is the result and the caller's, as from region_create; *out_loan as from lend. */
+/* Allocates the bytes that were asked for and lends them for write (options may be NULL; access is ignored). The request is
+ * consumed on success. *out_region is the result and the caller's, as from region_create; *out_loan as from lend.
+ * The result is device memory where this context has a device, whatever memory the importer wants to see: one that wants host
+ * memory gets pages that are copied once, at DONE. For a result that both sides have in place as host memory make a region of
+ * GPULOAN_MEMORY_HOST and give its gpuloan_region_host to gpuloan_request_grant_with.
+ * Errors: as of gpuloan_region_create and gpuloan_lend; the request is then still to be answered. */
 GPULOAN_API gpuloan_status gpuloan_request_grant(gpuloan_request *request, const gpuloan_lend_options *options,
                                                  gpuloan_region **out_region, gpuloan_loan **out_loan);
 /* The same with memory of the caller's own (at least the bytes that were asked for, at `pointer`), as gpuloan_lend would

@@ -82,6 +82,20 @@ void host_memory(const Bench& bench) {
   wish.done(kCpuStream);
   granted.loan.ended();
   expect_pattern(bench, granted.region.pointer(), kBytes, 5);
+  expect(gpuloan_region_host(granted.region.get()) == nullptr, "the result is not device memory");
+  const Region pages(peer, kBytes, GPULOAN_ACCESS_WRITE, GPULOAN_MEMORY_HOST); // in place instead
+  auto* host = static_cast<unsigned char*>(gpuloan_region_host(pages.get()));
+  Borrowed next = worker.request(kBytes, 0, 0, GPULOAN_MEMORY_HOST);
+  gpuloan_loan* with = nullptr;
+  gpuloan_request* request = exporter.event(GPULOAN_EVENT_REQUEST).request;
+  expect_ok(gpuloan_request_grant_with(request, reinterpret_cast<std::uint64_t>(host), nullptr, &with), "gpuloan_request_grant_with");
+  const Lent in_place_result(with);
+  expect_equal(next.acquire().host, 1, "the view has a host address");
+  next.fill(6);
+  next.done(kCpuStream);
+  in_place_result.ended();
+  expect(pattern_mismatch({host, kBytes}, 6) == kBytes, "the worker's bytes are not in the host region");
+  expect_equal(in_place_result.report().copied_bytes, 0U, "copied bytes");
   worker.close();
 }
 
