@@ -42,12 +42,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #if defined(_WIN32)
 #error "gpuloan is Linux only; on Windows use WSL2"
+#endif
+
+#ifdef __cplusplus
+template <typename Struct>
+inline Struct gpuloan_init_of() { /* for GPULOAN_INIT; without a warning of missing initializers in C++11 */
+  Struct made = Struct();
+  made.size = sizeof(Struct);
+  return made;
+}
+
+extern "C" {
 #endif
 
 #define GPULOAN_API __attribute__((visibility("default")))
@@ -58,7 +65,7 @@ extern "C" {
 
 /* Initialises an options or output struct: gpuloan_lend_options options = GPULOAN_INIT(gpuloan_lend_options); */
 #ifdef __cplusplus
-#define GPULOAN_INIT(type) (type{sizeof(type)})
+#define GPULOAN_INIT(type) (gpuloan_init_of<type>())
 #else
 #define GPULOAN_INIT(type) ((type){.size = sizeof(type)})
 #endif

@@ -19,6 +19,10 @@
 //   As in gpuloan.h: any thread may use an object, but not while another ends it or its Context.
 #pragma once
 
+#if __cplusplus < 201703L
+#error "gpuloan.hpp needs C++17 (-std=c++17 or newer); gpuloan.h is for C++11, too"
+#else
+
 #include <gpuloan/gpuloan.h>
 
 #include <chrono>
@@ -406,3 +410,5 @@ class InstalledPool {
 }
 
 } // namespace gpuloan
+
+#endif // C++17

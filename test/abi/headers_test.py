@@ -16,14 +16,21 @@ checked = 0
 
 
 def compile_alone(compiler, standard, header, suffix):
-    global failed, checked
     with tempfile.TemporaryDirectory() as folder:
         unit = pathlib.Path(folder, "unit" + suffix)
         # Twice, for the guard; the function keeps the unit from being empty.
-        unit.write_text(f"#include <{header}>\n" * 2 + "int unit(void);\nint unit(void) { return 0; }\n")
+        unit.write_text(f"#include <{header}>\n" * 2 + "int unit(void);\nint unit(void) {\n"
+                        "  gpuloan_view view = GPULOAN_INIT(gpuloan_view);\n"
+                        "  return view.size == sizeof view && view.host == NULL ? 0 : 1;\n}\n")
         command = [*compiler, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror",
                    f"-I{include}", "-c", str(unit), "-o", str(unit) + ".o"]
         result = subprocess.run(command, capture_output=True, text=True)
+    return result
+
+
+def compile_well(compiler, standard, header, suffix):
+    global failed, checked
+    result = compile_alone(compiler, standard, header, suffix)
     checked += 1
     if result.returncode != 0:
         failed += 1
@@ -31,10 +38,14 @@ def compile_alone(compiler, standard, header, suffix):
 
 
 for standard in ("c11", "c17"):
-    compile_alone(cc, standard, "gpuloan/gpuloan.h", ".c")
-for standard in ("c++17", "c++20", "c++23"):
-    compile_alone(cxx, standard, "gpuloan/gpuloan.h", ".cpp")
-    compile_alone(cxx, standard, "gpuloan/gpuloan.hpp", ".cpp")
+    compile_well(cc, standard, "gpuloan/gpuloan.h", ".c")
+for standard in ("c++11", "c++14", "c++17", "c++20", "c++23"):
+    compile_well(cxx, standard, "gpuloan/gpuloan.h", ".cpp")
+    if standard >= "c++17":
+        compile_well(cxx, standard, "gpuloan/gpuloan.hpp", ".cpp")
+    elif "needs C++17" not in compile_alone(cxx, standard, "gpuloan/gpuloan.hpp", ".cpp").stderr.split("\n")[1]:
+        failed += 1
+        print(f"gpuloan.hpp as {standard}: the first error does not say that it needs C++17")
 
 foreign = re.compile(r"^\s*#\s*include\s*[<\"](cuda|nvml|driver_types|device_launch)[\w/]*\.h[>\"]", re.MULTILINE)
 for folder in ("include", "lib", "tools", "test", "docs/examples"):
