@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """gpuloan bench: every case runs on the simulated driver and reports what it compared. No time is judged here."""
+import re
 import unittest
 import xml.etree.ElementTree
 
@@ -81,6 +82,13 @@ class BenchTest(CliTest):
         self.assertIn("SIMULATED", text)
         self.assertIn("engine  epoll", text)
         self.assertRegex(text, r"(?m)^  loans +4\.0 KiB")
+
+    def test_a_ratio_of_rates_says_so(self):
+        text = self.expect_ok(self.run_cli("bench", "--quick", "--case", "turns", "--case", "copies", "--case", "acks", "--case", "roundtrip",
+                                           "--size", "64KiB")).out
+        kinds = re.findall(r"^  (turns|copies|acks|roundtrip) .* (time|rate)  ", text, re.MULTILINE)
+        self.assertEqual(set(kinds), {("turns", "time"), ("copies", "rate"), ("acks", "rate"), ("roundtrip", "time")})
+        self.assertEqual(text.count("the median of the ratios of neighbouring blocks"), 2)
 
     def test_the_start(self):
         # The streams' lag is in the canary and in the first work, and in neither the handshake nor the chunk.

@@ -74,17 +74,25 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
+// What both tables need under them: a reader would divide the medians, and take a rate for a time.
+constexpr const char* kRatios =
+    "\nA ratio is the median of the ratios of neighbouring blocks, which is not quite that of the two medians. Of 'time' it\n"
+    "is gpuloan's time over the floor's, and less is better; of 'rate' gpuloan's rate over the floor's, and more is better.";
+
+const char* kind_of_ratio(const Comparison& comparison) { return comparison.rate ? "rate" : "time"; }
+
 void print_device_cases(const std::vector<Comparison>& all) {
   std::printf("\nMicroseconds, medians of blocks that alternate with their floor; quartiles of the ratios in brackets.\n\n");
   Table table;
-  table.row({"case", "bytes", "floor us", "gpuloan us", "ratio", "[", "]", "floor"});
+  table.row({"case", "bytes", "floor us", "gpuloan us", "ratio", "[", "]", "ratio of", "floor"});
   for (const Comparison& comparison : all) {
     const Spread ratio = ratio_of(comparison);
     table.row({comparison.name, size_text(comparison.bytes), fixed(spread_of(comparison.floor_us).middle, 1),
-               fixed(spread_of(comparison.library_us).middle, 1), fixed(ratio.middle, 3), fixed(ratio.low, 3), fixed(ratio.high, 3), comparison.floor});
+               fixed(spread_of(comparison.library_us).middle, 1), fixed(ratio.middle, 3), fixed(ratio.low, 3), fixed(ratio.high, 3), kind_of_ratio(comparison),
+               comparison.floor});
   }
   table.print(stdout);
-  std::printf("\nThe ratio is gpuloan's time over the floor's; for copies it is gpuloan's rate over the floor's.\n");
+  std::printf("%s\n", kRatios);
 }
 
 void print_sizes(const std::vector<Comparison>& all) {
@@ -103,15 +111,14 @@ void print_sizes(const std::vector<Comparison>& all) {
 void print_control_cases(const std::vector<Comparison>& all, const std::string& uncounted) {
   std::printf("\nThe control plane without a device. Microseconds of each loan: of this process's CPU (acks, and out where it says so), else of time.\n\n");
   Table table;
-  table.row({"case", "of", "floor us", "gpuloan us", "ratio", "[", "]", "calls", "floor"});
+  table.row({"case", "of", "floor us", "gpuloan us", "ratio", "[", "]", "ratio of", "calls", "floor"});
   for (const Comparison& comparison : all) {
     const Spread ratio = ratio_of(comparison);
     table.row({comparison.name, comparison.what, fixed(spread_of(comparison.floor_us).middle, 2), fixed(spread_of(comparison.library_us).middle, 2),
-               fixed(ratio.middle, 3), fixed(ratio.low, 3), fixed(ratio.high, 3), comparison.calls >= 0 ? fixed(comparison.calls, 3) : "-", comparison.floor});
+               fixed(ratio.middle, 3), fixed(ratio.low, 3), fixed(ratio.high, 3), kind_of_ratio(comparison), comparison.calls >= 0 ? fixed(comparison.calls, 3) : "-", comparison.floor});
   }
   table.print(stdout);
-  std::printf("\nThe ratio is gpuloan's time over the floor's; for acks it is gpuloan's loans for each CPU second over the floor's. calls: system\n"
-              "calls of this process for each loan%s\n",
+  std::printf("%s\nOf acks the rate is loans for each CPU second. calls: system calls of this process for each loan%s\n", kRatios,
               uncounted.empty() ? "." : (", not counted: " + uncounted).c_str());
 }
 
