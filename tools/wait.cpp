@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 
 namespace gpuloan::tool {
 namespace {
@@ -35,11 +36,11 @@ Milliseconds Deadline::left() const {
 }
 
 std::string Deadline::text() const {
-  std::string text = std::to_string(total_ms_ / 1000);
-  if (const std::uint32_t rest = total_ms_ % 1000; rest != 0) {
-    const std::string digits = std::to_string(1000 + rest).substr(1);
-    text += "." + digits.substr(0, digits.find_last_not_of('0') + 1);
-  }
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%u.%03u", total_ms_ / 1000, total_ms_ % 1000);
+  std::string text = digits;
+  text.resize(text.find_last_not_of('0') + 1); // of the fraction: there is a point
+  if (text.back() == '.') text.pop_back();
   return text + " s";
 }
 

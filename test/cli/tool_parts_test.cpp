@@ -11,6 +11,7 @@
 #include "output.hpp"
 #include "pattern.hpp"
 #include "sha256.hpp"
+#include "wait.hpp"
 
 #include <set>
 #include <string>
@@ -188,4 +189,11 @@ TEST_CASE("a device's reasons for the floors that are asked about") {
   CHECK(missing_text(device, GPULOAN_FLOOR_POOLS) == "pools: c: d; ipc-me");
   CHECK(missing_text(device, GPULOAN_FLOOR_MEMOPS | GPULOAN_FLOOR_VMM) == "memops: a: b");
   CHECK(missing_text(device, GPULOAN_FLOOR_IPC_MEMORY) == "ipc-memory: missing");
+}
+
+TEST_CASE("a time limit is written as it was given") {
+  CHECK(Deadline(60'000).text() == "60 s");
+  CHECK(Deadline(250).text() == "0.25 s");
+  CHECK(Deadline(1'500).text() == "1.5 s");
+  CHECK(Deadline(10'001).text() == "10.001 s");
 }
