@@ -790,8 +790,8 @@ def _source(tensor: Any, stream: int) -> _Source:
         if hasattr(tensor, "__array_interface__"):
             raise _on_cpu(tensor)
         if _buffer_of(tensor) is not None:
-            raise _invalid(f"the {type(tensor).__name__} is in CPU memory, and only device memory is lent: make a tensor on the GPU of it, "
-                           "or pass it as user, which takes up to 4096 bytes")
+            raise _invalid(f"the {type(tensor).__name__} object is in CPU memory, and only device memory is lent: make a tensor on the GPU "
+                           "of it, or pass it as user, which takes up to 4096 bytes")
         raise _invalid(f"{type(tensor).__name__} is no tensor: it has neither data_ptr nor __cuda_array_interface__ nor __dlpack__")
     return source
 

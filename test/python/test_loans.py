@@ -92,7 +92,8 @@ class Outcomes(Case):
     def test_arguments_that_are_none(self):
         peer = self.spawn("mirror")
         tensor = fakes.Torch("uint8", (3,), b"abc")
-        for words, arguments, options in ((["CPU memory", "user"], [b"abc"], {}), (["has to be bytes"], [tensor], {"user": "text"}),
+        for words, arguments, options in ((["the bytes object is in CPU memory", "user"], [b"abc"], {}),
+                                          (["has to be bytes"], [tensor], {"user": "text"}),
                                           (["zero_copy"], [tensor], {"policy": "zero-copy"})):
             with self.refused(gpuloan.CallError, *words):
                 peer.lend(*arguments, **options)
