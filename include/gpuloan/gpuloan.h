@@ -322,7 +322,7 @@ GPULOAN_API gpuloan_status gpuloan_key_parse(const char *text, gpuloan_key *out_
 
 /* Exporter: listens at a socket path (mode 0600; at most 107 bytes). A stale socket file that nobody listens on is
  * replaced; a live one gives ADDRESS_IN_USE; anything else at the path gives INVALID and is left alone. The file is
- * removed with the context. Peers appear as PEER_READY or PEER_REFUSED. */
+ * removed with the context, unless another is there by then. Peers appear as PEER_READY or PEER_REFUSED. */
 GPULOAN_API gpuloan_status gpuloan_context_listen(gpuloan_context *context, const char *path);
 /* Exporter: takes its end of a SOCK_SEQPACKET socketpair whose other end a worker inherits; no key is needed. `fd` is
  * the context's on success and remains the caller's on failure. */

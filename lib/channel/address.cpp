@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -129,10 +130,18 @@ Result<void> bind_at(int socket, const char* path, const sockaddr_un& address) {
 
 // bind() gives the file the mode of the socket, less the umask; chmod makes up for a umask that took too much or a
 // kernel that does otherwise. Nobody can connect before listen().
-Result<void> make_private(const char* path) {
+Result<void> make_private(const char* path, SocketFile& file) {
   struct stat info = {};
   if (::lstat(path, &info) != 0) return fail_errno(at_path("lstat", path).c_str(), errno);
   if (!S_ISSOCK(info.st_mode)) return fail(GPULOAN_ERR_INVALID, std::string(path) + " was replaced by another file");
+  file.name = path;
+  file.device = info.st_dev;
+  file.inode = info.st_ino;
+  const std::size_t slash = file.name.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : file.name.substr(0, slash + 1);
+  file.folder = UniqueFd::take(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!file.folder) return fail_errno(at_path("open", folder.c_str()).c_str(), errno);
+  if (slash != std::string::npos) file.name.erase(0, slash + 1);
   if ((info.st_mode & 07777) == kMode) return {};
   if (::chmod(path, kMode) != 0) return fail_errno(at_path("chmod", path).c_str(), errno);
   return {};
@@ -151,19 +160,27 @@ Result<void> limit_blocking(int socket, std::uint64_t deadline_ns) {
 
 } // namespace
 
-Result<UniqueFd> listen_at(const char* path) {
+void SocketFile::remove() const noexcept {
+  const int at = folder ? folder.get() : AT_FDCWD;
+  struct stat now = {};
+  if (::fstatat(at, name.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 || now.st_dev != device || now.st_ino != inode) return;
+  ::unlinkat(at, name.c_str(), 0);
+}
+
+Result<Listener> listen_at(const char* path) {
   const auto address = make_address(path);
   if (!address) return forward(Error(address.error()));
   auto socket = make_socket(SOCK_NONBLOCK);
-  if (!socket) return socket;
+  if (!socket) return forward(std::move(socket.error()));
   // On the listening socket, since a connection may bring its first record before it is accepted.
   GPULOAN_TRY(enable_identity(socket->get()));
   if (::fchmod(socket->get(), kMode) != 0) return fail_errno("fchmod(socket)", errno);
   GPULOAN_TRY(bind_at(socket->get(), path, *address));
-  Result<void> ready = make_private(path);
+  SocketFile file;
+  Result<void> ready = make_private(path, file);
   if (ready && ::listen(socket->get(), kBacklog) != 0) ready = fail_errno("listen", errno);
-  if (ready) return socket;
-  ::unlink(path);
+  if (ready) return Listener{std::move(*socket), std::move(file)};
+  file.remove();
   return forward(std::move(ready.error()));
 }
 

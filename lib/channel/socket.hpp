@@ -9,6 +9,7 @@
 
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
 #include <sys/types.h>
 #include <vector>
@@ -88,9 +89,24 @@ class Bundle {
 // Once the sender is known: the kernel makes a descriptor for each message otherwise.
 void disable_identity(int socket) noexcept;
 
+// The file of a listening socket. Its folder is held open: a chdir() changes nothing.
+struct SocketFile {
+  UniqueFd folder; // empty: the name is a path
+  std::string name;
+  dev_t device = 0;
+  ino_t inode = 0;
+  // Unlinks it, unless something else is there now.
+  void remove() const noexcept;
+};
+
+struct Listener {
+  UniqueFd socket;
+  SocketFile file; // stays until it is removed
+};
+
 // A socket path: at most 107 bytes; mode 0600; a stale file (nobody listens) is replaced, a live one is ADDRESS_IN_USE,
 // a file that is no socket is INVALID and left alone. Non-blocking, CLOEXEC.
-[[nodiscard]] Result<UniqueFd> listen_at(const char* path);
+[[nodiscard]] Result<Listener> listen_at(const char* path);
 // Empty when nobody waits.
 [[nodiscard]] Result<UniqueFd> accept_one(int listener);
 // CONNECT with the errno when nobody listens. Waits for a full backlog until the deadline (TIMEOUT).

@@ -104,7 +104,8 @@ void Exporter::close() noexcept {
   after_turn();
   Lock lock(mutex_);
   auto held = clear_handles(); // destroyed last, without the lock
-  if (!listen_path_.empty()) ::unlink(listen_path_.c_str());
+  socket_file_.remove(); // before the socket goes, which keeps the file's inode from being used again
+  socket_file_ = {};
   listener_.reset();
   for (const auto& weak : regions_) {
     const auto region = weak.lock();
@@ -220,7 +221,8 @@ Result<void> Exporter::listen(const char* path) {
   if (listener_) return fail(GPULOAN_ERR_STATE, "this context listens already, at " + listen_path_);
   auto listener = channel::listen_at(path);
   if (!listener) return forward(std::move(listener.error()));
-  listener_ = std::move(*listener);
+  listener_ = std::move(listener->socket);
+  socket_file_ = std::move(listener->file);
   listen_path_ = path;
   post([this] {
     const Lock inner(mutex_);

@@ -400,7 +400,8 @@ class Exporter : public Context {
   memory::Accounts accounts_;
   Ledger ledger_;
   UniqueFd listener_;
-  std::string listen_path_;
+  std::string listen_path_; // as given
+  channel::SocketFile socket_file_;
   std::uint64_t listener_back_ns_ = 0; // when a listener that had to be put aside comes back
   std::vector<std::weak_ptr<RegionHandle>> regions_;
   std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -411,6 +412,37 @@ void stale_socket(const Bench& bench) {
   expect(::stat(path.c_str(), &info) != 0, "the socket's file is not removed with the context");
 }
 
+// The end of a context removes its own socket file, wherever the process is by then, and no other file.
+void only_its_own_file(const Bench& bench) {
+  const TempFolder folder("gpuloan-own");
+  const std::string path = folder.path() + "/socket";
+  struct stat info = {};
+  Exporter first(bench);
+  expect_ok(gpuloan_context_listen(first.get(), path.c_str()), "listen");
+  expect(::unlink(path.c_str()) == 0, "unlink");
+  Exporter second(bench);
+  expect_ok(gpuloan_context_listen(second.get(), path.c_str()), "listen at the same path");
+  first.destroy();
+  expect(::stat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode), "the socket of another context was removed");
+  expect(::unlink(path.c_str()) == 0, "unlink");
+  std::ofstream(path) << "precious";
+  second.destroy();
+  expect(::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode), "an ordinary file was removed");
+
+  const Fd back(::open(".", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const std::string sub = folder.path() + "/sub", other = sub + "/own";
+  expect(::mkdir(sub.c_str(), 0700) == 0 && ::chdir(folder.path().c_str()) == 0, "chdir");
+  std::ofstream(other) << "precious";
+  Exporter moved(bench);
+  const gpuloan_status status = gpuloan_context_listen(moved.get(), "own");
+  const bool there = ::chdir(sub.c_str()) == 0;
+  moved.destroy();
+  expect(::fchdir(back.get()) == 0 && there, "chdir");
+  expect_ok(status, "listen at a relative path");
+  expect(::stat(other.c_str(), &info) == 0, "a file of the same name in another folder was removed");
+  expect(::stat((folder.path() + "/own").c_str(), &info) != 0, "the socket of a relative path stays");
+}
+
 void other_paths(const Bench& bench) {
   const TempFolder folder("gpuloan-paths");
   Exporter exporter(bench);
@@ -459,6 +491,7 @@ constexpr Case kCases[] = {
     {"silent connections", silent_connections},
     {"a second listener", second_listener},
     {"a stale socket", stale_socket},
+    {"only its own file is removed", only_its_own_file},
     {"other paths", other_paths},
     {"a deaf listener", deaf_listener},
 };

@@ -64,8 +64,8 @@ TEST_CASE("listen, connect, accept, and a record in both directions") {
   const std::string path = directory.file("socket");
   const auto listener = listen_at(path.c_str());
   REQUIRE_MESSAGE(listener.has_value(), listener.error().text);
-  CHECK(has_flags(listener->get(), FD_CLOEXEC, O_NONBLOCK));
-  auto nobody = accept_one(listener->get());
+  CHECK(has_flags(listener->socket.get(), FD_CLOEXEC, O_NONBLOCK));
+  auto nobody = accept_one(listener->socket.get());
   REQUIRE(nobody.has_value());
   CHECK_FALSE(*nobody);
 
@@ -74,7 +74,7 @@ TEST_CASE("listen, connect, accept, and a record in both directions") {
   CHECK(has_flags(client->get(), FD_CLOEXEC, O_NONBLOCK));
   // Before it is accepted: the exporter must know who says this.
   REQUIRE(send_record(client->get(), make_record(Type::Done)) == SendResult::Sent);
-  const auto server = accept_one(listener->get());
+  const auto server = accept_one(listener->socket.get());
   REQUIRE(server.has_value());
   REQUIRE(*server);
   CHECK(has_flags(server->get(), FD_CLOEXEC, O_NONBLOCK));
