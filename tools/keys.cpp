@@ -19,6 +19,11 @@ constexpr std::size_t kMaxKeyText = 256; // a key with a good deal of white spac
 
 [[noreturn]] void refuse(const std::string& text) { throw Failure(ExitKeyRefused, text); }
 
+bool holds_key(const std::string& text) {
+  gpuloan_key key;
+  return text.find('\0') == std::string::npos && gpuloan_key_parse(text.c_str(), &key) == GPULOAN_OK; // which stops at one
+}
+
 // Up to a newline or the end, but not for ever: the other end may hold the pipe open.
 std::string read_line(int fd, const std::string& name, const Deadline& deadline) {
   std::string text;
@@ -45,7 +50,8 @@ std::string read_line(int fd, const std::string& name, const Deadline& deadline)
 void KeyOptions::add_to(Parser& parser, bool borrower) {
   parser.value("key-file", "FILE",
                borrower ? "read the key from FILE; default: GPULOAN_KEY, else PATH.key"
-                        : "write the key to FILE, with mode 0600, until it is used; default: PATH.key",
+                        : "write the key to FILE, with mode 0600, until it is used; a FILE that holds no key is left "
+                          "alone; default: PATH.key",
                [this](const std::string& text) {
                  if (text.empty()) throw Failure(ExitUsage, "is empty; name a file");
                  file = text;
@@ -60,7 +66,26 @@ void write_key(int fd, const gpuloan_key& key, const Deadline& deadline) {
   write_all(fd, std::as_bytes(std::span(text)), "FD " + std::to_string(fd), deadline);
 }
 
+namespace {
+
+// Only the key of an earlier lender, or an empty file, is replaced: any other file is somebody's.
+void check_replaceable(const std::string& path, const Deadline& deadline) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0) return;
+  if (S_ISREG(info.st_mode) && static_cast<std::size_t>(info.st_size) < kMaxKeyText) {
+    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (fd.get() < 0) file_failure("open", path, errno);
+    const std::string text = read_text(fd.get(), kMaxKeyText, path, deadline);
+    if (text.empty() || holds_key(text)) return;
+  }
+  throw Failure(ExitFile, "the key would replace '" + path +
+                              "', which holds no key; name another file with --key-file, or remove it");
+}
+
+} // namespace
+
 KeyFile::KeyFile(std::string path, const gpuloan_key& key, const Deadline& deadline) : path_(std::move(path)) {
+  check_replaceable(path_, deadline);
   std::string temporary = path_ + ".XXXXXX";
   const Fd fd(::mkostemp(temporary.data(), O_CLOEXEC)); // mode 0600
   if (fd.get() < 0) file_failure("create the key file", path_, errno);
@@ -99,10 +124,7 @@ KeySource::KeySource(const KeyOptions& options, const std::string& socket, const
 }
 
 gpuloan_key KeySource::parse(const std::string& text) const {
-  try {
-    if (text.find('\0') == std::string::npos) return parse_key(text); // which stops at one
-  } catch (const StatusError&) { // said below
-  }
+  if (holds_key(text)) return parse_key(text);
   refuse(name_ + " does not hold a key: 64 hexadecimal digits, as 'gpuloan lend' wrote them");
 }
 

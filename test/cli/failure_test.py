@@ -155,6 +155,27 @@ class FailureTest(CliTest):
         self.expect_ok(self.finish(self.borrow()))
         self.expect_ok(self.finish(first))
 
+    def test_a_key_replaces_only_a_key(self):
+        for text in ("precious", WRONG_KEY + "0\n", WRONG_KEY + "\0", "x" * 5000):
+            self.key.write_text(text)
+            self.expect(self.finish(self.lend("--timeout", "1")), "file", f"would replace '{self.key}', which holds no key")
+            self.assertEqual(self.key.read_text(), text)
+        self.key.unlink()
+        self.key.symlink_to(self.source)
+        self.expect(self.finish(self.lend("--timeout", "1")), "file", "holds no key")
+        self.assertTrue(self.key.is_symlink())
+        self.key.unlink()
+        result = self.finish(self.lend("--key-file", self.source, "--timeout", "1"))
+        self.expect(result, "file", str(self.source))
+        self.assertEqual(self.source.stat().st_size, 1_000_000)
+        for text in ("", WRONG_KEY + "\n"): # what a lender that was killed leaves
+            self.key.write_text(text)
+            lend = self.lend()
+            self.wait_for(lambda before=text: self.key.read_text() != before, "the lender's key")
+            self.expect_ok(self.finish(self.borrow()))
+            self.expect_ok(self.finish(lend))
+            self.assertFalse(self.key.exists())
+
     def test_unusable_paths(self):
         self.socket.write_text("precious")
         self.expect(self.finish(self.lend()), "path-unusable", str(self.socket))
