@@ -50,8 +50,7 @@ std::string read_line(int fd, const std::string& name, const Deadline& deadline)
 void KeyOptions::add_to(Parser& parser, bool borrower) {
   parser.value("key-file", "FILE",
                borrower ? "read the key from FILE; default: GPULOAN_KEY, else PATH.key"
-                        : "write the key to FILE, with mode 0600, until it is used; a FILE that holds no key is left "
-                          "alone; default: PATH.key",
+                        : "write the key to FILE (0600) until it is used; replaces only a key; default: PATH.key",
                [this](const std::string& text) {
                  if (text.empty()) throw Failure(ExitUsage, "is empty; name a file");
                  file = text;
