@@ -439,7 +439,8 @@ typedef struct gpuloan_range {
 
 /* gpuloan_lend for each of `count` ranges, in their order and with the same options (`release` is called once for each loan); their
  * records leave together, which costs both sides much less than one call for each. Ends at the first range that cannot be lent, with
- * its status: *out_count loans, those of the ranges before it, are out, and only so many of out_loans were written. */
+ * its status: *out_count loans, those of the ranges before it, are out, and only so many of out_loans were written; none where the call
+ * itself is refused. */
 GPULOAN_API gpuloan_status gpuloan_lend_many(gpuloan_peer *peer, const gpuloan_range *ranges, uint32_t count,
                                              const gpuloan_lend_options *options, gpuloan_loan **out_loans, uint32_t *out_count);
 /* The next turn of a loan lent with keep_open: READY behind the work in `stream`. STATE before DONE of the last turn. */
@@ -524,7 +525,7 @@ GPULOAN_API gpuloan_status gpuloan_loan_used_on(gpuloan_loan *loan, void *stream
 GPULOAN_API gpuloan_status gpuloan_loan_done(gpuloan_loan *loan, void *stream);
 /* gpuloan_loan_done for each of `count` loans of one context, in their order, all behind the same stream; what they tell the exporter leaves
  * together, for each peer (put its loans side by side). Ends at the first call that is refused, with its status: the turns
- * of the *out_count loans before it are over. Where none is refused *out_count is `count`, and the status is that of the first loan that
+ * of the *out_count loans before it are over; none where the call itself is refused. Where none is refused *out_count is `count`, and the status is that of the first loan that
  * has failed, or OK. */
 GPULOAN_API gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count, void *stream, uint32_t *out_count);
 /* Lets go of the loan: UNIMPORT and ACK follow when the importer's GPU work on it is complete. Returns at once. A turn

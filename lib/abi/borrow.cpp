@@ -94,6 +94,7 @@ gpuloan_status gpuloan_loan_done(gpuloan_loan *loan, void *stream) {
 }
 
 gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count, void *stream, uint32_t *out_count) {
+  if (out_count != nullptr) *out_count = 0;
   return guard([&]() -> Result<void> {
     if (out_count == nullptr) return fail(GPULOAN_ERR_INVALID, "out_count is NULL");
     if (count > 0 && loans == nullptr) return fail(GPULOAN_ERR_INVALID, "loans is NULL");
@@ -105,7 +106,6 @@ gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count
       if (!borrowed.empty() && (*one)->peer->context != borrowed.front()->peer->context) return fail(GPULOAN_ERR_INVALID, "the loans are of several contexts");
       borrowed.push_back(std::move(*one));
     }
-    *out_count = 0;
     if (count == 0) return {};
     return importer_of(*borrowed.front()->peer).done_many(borrowed, stream_of(stream), *out_count);
   });

@@ -151,6 +151,7 @@ gpuloan_status gpuloan_lend(gpuloan_peer *peer, uint64_t pointer, uint64_t bytes
 
 gpuloan_status gpuloan_lend_many(gpuloan_peer *peer, const gpuloan_range *ranges, uint32_t count, const gpuloan_lend_options *options,
                                  gpuloan_loan **out_loans, uint32_t *out_count) {
+  if (out_count != nullptr) *out_count = 0;
   return guard([&]() -> Result<void> {
     auto to = exporter_peer(peer);
     if (!to) return forward(std::move(to.error()));

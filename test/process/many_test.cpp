@@ -104,7 +104,22 @@ void one_refused() {
   expect_equal(gpuloan_loan_done_many(rest, 2, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "the others");
   for (int at = 0; at < 2; ++at) static_cast<void>(next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED));
   pair.region.destroy();
+  count = 77;
   expect_equal(gpuloan_loan_done_many(nullptr, 1, GPULOAN_STREAM_CPU, &count), GPULOAN_ERR_INVALID, "no loans");
+  expect_equal(count, 0U, "turns of no loans");
+  gpuloan_loan* with_none[] = {handles[0], nullptr};
+  count = 77;
+  expect_equal(gpuloan_loan_done_many(with_none, 2, GPULOAN_STREAM_CPU, &count), GPULOAN_ERR_INVALID, "a loan that is none");
+  expect_equal(count, 0U, "turns beside a loan that is none");
+  auto no_access = Pair::options();
+  no_access.access = 0;
+  gpuloan_loan* none[1] = {};
+  count = 77;
+  expect_equal(gpuloan_lend_many(pair.peer.get(), ranges.data(), 1, &no_access, none, &count), GPULOAN_ERR_INVALID, "no access");
+  expect_equal(count, 0U, "loans of options that are wrong");
+  count = 77;
+  expect_equal(gpuloan_lend_many(nullptr, ranges.data(), 1, &no_access, none, &count), GPULOAN_ERR_INVALID, "no peer");
+  expect_equal(count, 0U, "loans to no peer");
   expect_equal(gpuloan_loan_done_many(nullptr, 0, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "none of them");
 }
 
