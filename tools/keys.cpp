@@ -132,7 +132,10 @@ std::optional<gpuloan_key> KeySource::read() const {
   const Fd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0 && errno == ENOENT) return std::nullopt;
   if (fd.get() < 0) refuse("cannot open " + name_ + ": " + std::strerror(errno));
-  return parse(read_text(fd.get(), kMaxKeyText, path_, deadline_));
+  struct stat info = {};
+  const Deadline at_once(1000); // a file is never waited for: it is not the key that was too late
+  const bool waits = ::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode);
+  return parse(read_text(fd.get(), kMaxKeyText, path_, waits ? deadline_ : at_once));
 }
 
 } // namespace gpuloan::tool

@@ -202,6 +202,8 @@ class FailureTest(CliTest):
         result = self.finish(self.borrow("--timeout", "0.75"))
         self.expect(result, "no-listener", f"nobody listens at '{self.socket}' within 0.75 s")
         self.in_time(result, 0.75)
+        self.key.write_text(WRONG_KEY + "\n") # of a lender that was killed
+        self.expect(self.finish(self.borrow("--timeout", "0.75")), "no-listener", "within 0.75 s")
         self.no_file_appeared()
 
     def test_peer_that_says_nothing(self):
