@@ -328,7 +328,8 @@ GPULOAN_API gpuloan_status gpuloan_context_listen(gpuloan_context *context, cons
  * the context's on success and remains the caller's on failure. */
 GPULOAN_API gpuloan_status gpuloan_context_attach(gpuloan_context *context, int fd, const char *account);
 /* Importer: connects to a path with a key and completes the handshake. *out_peer is valid until gpuloan_peer_close.
- * Errors: CONNECT, KEY, UID, HOST, VERSION, PROTOCOL, PEER_LOST, TIMEOUT. */
+ * Errors: CONNECT, KEY, UID (also: the socket file is another user's), INVALID (also: a folder of the path is closed to
+ * this user), HOST, VERSION, PROTOCOL, PEER_LOST, TIMEOUT. */
 GPULOAN_API gpuloan_status gpuloan_context_connect(gpuloan_context *context, const char *path, const gpuloan_key *key,
                                                    uint32_t timeout_ms, gpuloan_peer **out_peer);
 /* Importer: the same over an inherited end. `fd` is the context's from this call on, and closed when the handshake fails;

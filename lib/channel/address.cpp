@@ -147,6 +147,17 @@ Result<void> make_private(const char* path, SocketFile& file) {
   return {};
 }
 
+// Our own socket may be denied for a moment, until its chmod().
+Result<UniqueFd> denied(const char* path) {
+  struct stat info = {};
+  Error error{GPULOAN_ERR_INVALID, errno_text(at_path("connect", path).c_str(), EACCES)};
+  if (::stat(path, &info) == 0) {
+    error.status = info.st_uid == ::geteuid() ? GPULOAN_ERR_CONNECT : GPULOAN_ERR_UID;
+    error.text += ": the file is user " + std::to_string(info.st_uid) + "'s, this process runs as user " + std::to_string(::geteuid());
+  }
+  return std::unexpected(std::move(error));
+}
+
 // A connect() that may block until then. 0 would mean for ever, so a deadline that has passed still gives one try.
 Result<void> limit_blocking(int socket, std::uint64_t deadline_ns) {
   const std::uint64_t now = now_ns();
@@ -203,6 +214,7 @@ Result<UniqueFd> connect_to(const char* path, std::uint64_t deadline_ns) {
     GPULOAN_TRY(limit_blocking(socket->get(), deadline_ns));
     const int error = connect_once(socket->get(), *address);
     if (error == 0) break;
+    if (error == EACCES) return denied(path);
     if (error != EINTR && error != EAGAIN) {
       return fail_errno(GPULOAN_ERR_CONNECT, at_path("connect", path).c_str(), error);
     }

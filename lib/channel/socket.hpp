@@ -109,7 +109,7 @@ struct Listener {
 [[nodiscard]] Result<Listener> listen_at(const char* path);
 // Empty when nobody waits.
 [[nodiscard]] Result<UniqueFd> accept_one(int listener);
-// CONNECT with the errno when nobody listens. Waits for a full backlog until the deadline (TIMEOUT).
+// CONNECT with the errno when nobody listens, UID when the socket is another user's, INVALID for a folder that is closed to this one. Waits for a full backlog until the deadline (TIMEOUT).
 [[nodiscard]] Result<UniqueFd> connect_to(const char* path, std::uint64_t deadline_ns);
 // INVALID unless `fd` is a connected AF_UNIX SOCK_SEQPACKET socket; sets CLOEXEC and non-blocking.
 [[nodiscard]] Result<void> check_inherited(int fd);

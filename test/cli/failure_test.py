@@ -90,6 +90,17 @@ class FailureTest(CliTest):
         lend = self.listening("--timeout", "4", user=65534, env={"GPULOAN_SIM_STATE": str(self.folder / "state")})
         self.expect(self.finish(self.borrow()), "uid-refused", "gpuloan borrow: cannot connect")
         self.expect(self.finish(lend), "uid-refused", "no borrower was accepted")
+        lend = self.listening()
+        stranger = {"user": 65534, "env": {"GPULOAN_KEY": WRONG_KEY, "GPULOAN_SIM_STATE": str(self.folder / "state")}}
+        result = self.finish(self.borrow(**stranger))
+        self.expect(result, "uid-refused", "the file is user 0's", "this process runs as user 65534", "EACCES")
+        self.assertLess(result.seconds, 30, "it ends at once")
+        lend.send_signal(signal.SIGTERM)
+        self.finish(lend)
+        private = self.folder / "private"
+        private.mkdir(mode=0o700)
+        result = self.run_cli("borrow", "--socket", private / "s", "--to", self.to, **stranger)
+        self.expect(result, "path-unusable", "EACCES")
         self.no_file_appeared()
 
     def test_missing_and_unreadable_file(self):
