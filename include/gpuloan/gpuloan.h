@@ -222,7 +222,7 @@ typedef struct gpuloan_context_options {
   uint32_t rungs;             /* mask of allowed gpuloan_rung; 0: all but POOL, which GPULOAN_POOL=1 adds */
   uint32_t gate;              /* gpuloan_gate; AUTO: memop, else event, else host */
   uint32_t gpu_wait_limit;    /* pending GPU-side waits allowed at once; 0: 4. More than 7 stop a context (S9). */
-  uint32_t slots;             /* control words per peer, hence loans out at once; 0: 16384 */
+  uint32_t slots;             /* control words per peer, hence loans out at once; at least 4; 0: 16384 */
   uint32_t canary_timeout_ms; /* the budget of a canary's whole battery, in milliseconds; also how long a loan may wait to
                                  become exclusive; 0: 2000 */
   uint64_t idle_bytes;        /* idle arena bytes kept per peer before chunks are recalled; 0: 1 GiB */

@@ -4,6 +4,7 @@
 #include <abi/abi.hpp>
 
 #include <base/log.hpp>
+#include <loan/trial.hpp>
 
 #include <cstdlib>
 
@@ -12,6 +13,7 @@ using namespace gpuloan::abi;
 
 namespace {
 
+constexpr std::uint32_t kSlotsMin = loan::kCanaryShapes.size(); // which are out at once
 constexpr std::uint32_t kSlotsMax = 1U << 20;
 
 Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
@@ -22,6 +24,9 @@ Result<loan::ContextOptions> convert(const gpuloan_context_options &in) {
   if (in.gate > GPULOAN_GATE_HOST) return fail(GPULOAN_ERR_INVALID, "options.gate is no gpuloan_gate");
   if ((in.flags & ~std::uint32_t{GPULOAN_CONTEXT_NO_DEVICE | GPULOAN_CONTEXT_DEVICE | GPULOAN_CONTEXT_SLEEP}) != 0) return fail(GPULOAN_ERR_INVALID, "options.flags has bits that mean nothing");
   if ((in.rungs & ~std::uint32_t{GPULOAN_RUNG_VMM | GPULOAN_RUNG_POOL | GPULOAN_RUNG_IPC | GPULOAN_RUNG_HOST}) != 0) return fail(GPULOAN_ERR_INVALID, "options.rungs has bits that are no rung of this version");
+  if (in.slots != 0 && in.slots < kSlotsMin) {
+    return fail(GPULOAN_ERR_INVALID, "options.slots is under " + std::to_string(kSlotsMin) + ": the canary of each way to a peer lends so much at once (0: the default)");
+  }
   if (in.slots > kSlotsMax) return fail(GPULOAN_ERR_INVALID, "options.slots is over " + std::to_string(kSlotsMax));
   if (in.engine == GPULOAN_ENGINE_IO_URING && (in.role != GPULOAN_ROLE_EXPORTER || in.loop != GPULOAN_LOOP_THREAD)) {
     return fail(GPULOAN_ERR_INVALID, "options.engine io_uring is for an exporter with a loop thread");

@@ -20,11 +20,11 @@ constexpr std::uint64_t kBytes = 256;
 constexpr std::size_t kMany = 100; // a message has room for 33 records
 
 struct Pair {
-  gpuloan::Context exporter = make_without_device(GPULOAN_ROLE_EXPORTER), importer = make_without_device(GPULOAN_ROLE_IMPORTER);
+  gpuloan::Context exporter, importer = make_without_device(GPULOAN_ROLE_IMPORTER);
   gpuloan::Peer peer, to_exporter;
   gpuloan::Region region;
 
-  Pair() {
+  explicit Pair(gpuloan::Context lender = make_without_device(GPULOAN_ROLE_EXPORTER)) : exporter(std::move(lender)) {
     SocketPair ends = make_socketpair();
     exporter.attach(ends.left.get(), "many");
     static_cast<void>(ends.left.release());
@@ -150,6 +150,25 @@ void events_of_dropped_loans() {
   expect_equal(told.size(), kept.size(), "loans of which something is told");
 }
 
+// A context needs room for a canary: four loans.
+void few_slots() {
+  auto options = gpuloan::init<gpuloan_context_options>();
+  options.role = GPULOAN_ROLE_EXPORTER;
+  options.flags = GPULOAN_CONTEXT_NO_DEVICE;
+  for (options.slots = 1; options.slots < 4; ++options.slots) {
+    gpuloan_context* context = nullptr;
+    expect_equal(gpuloan_context_create(&options, &context), GPULOAN_ERR_INVALID, "too few slots");
+    expect_contains(gpuloan_error_text(), "options.slots is under 4", "the refusal");
+  }
+  options.slots = 4;
+  Pair pair(gpuloan::Context::create(options));
+  std::vector<gpuloan_range> ranges;
+  for (std::size_t at = 0; at < 5; ++at) ranges.push_back(pair.range(at));
+  std::vector<gpuloan::Loan> lent;
+  expect_refused(GPULOAN_ERR_LIMIT, [&] { pair.peer.lend_many(ranges, Pair::options(), lent); });
+  expect_equal(lent.size(), std::size_t{4}, "loans that are out with 4 slots");
+}
+
 } // namespace
 } // namespace loan_test
 
@@ -157,6 +176,7 @@ int main() {
   try {
     loan_test::in_order();
     loan_test::one_refused();
+    loan_test::few_slots();
     loan_test::events_of_dropped_loans();
     return 0;
   } catch (const loan_test::Failure& failure) {
