@@ -20,7 +20,11 @@ void install_signal_handlers() {
   action.sa_handler = note_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND); // a second signal ends the process at once
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before = {};
+    if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue; // as nohup and '&' start it
+    ::sigaction(signal, &action, nullptr);
+  }
   ::signal(SIGPIPE, SIG_IGN); // a closed pipe is an error of write()
 }
 

@@ -12,7 +12,7 @@
 
 namespace gpuloan::tool {
 
-// Blocks nothing: the handler notes the signal, check_interrupted() throws.
+// Blocks nothing: the handler notes the signal, check_interrupted() throws. A signal that is ignored stays ignored.
 void install_signal_handlers();
 void check_interrupted();
 

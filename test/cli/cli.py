@@ -22,6 +22,10 @@ EXIT = {
     "peer-refused": 13, "device-memory": 14, "system": 15,
 }
 STEPS = ["EXPORT", "READY", "IMPORT", "WRITE", "DONE", "UNIMPORT", "ACK", "RELEASE"]
+# What this process ignores (started by nohup, or with '&') the commands would ignore, too.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Result:

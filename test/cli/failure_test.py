@@ -317,6 +317,17 @@ class FailureTest(CliTest):
         self.assertEqual(self.finish(borrow).code, 128 + signal.SIGTERM)
         self.no_file_appeared()
 
+    def test_ignored_signals_stay_ignored(self):
+        for number in (signal.SIGHUP, signal.SIGINT): # as nohup, and as '&' of a shell without job control
+            before = signal.signal(number, signal.SIG_IGN)
+            try:
+                lend = self.listening()
+            finally:
+                signal.signal(number, before)
+            lend.send_signal(number)
+            self.expect_ok(self.finish(self.borrow()))
+            self.expect_ok(self.finish(lend))
+
     def test_required_zero_copy_is_not_to_be_had(self):
         lend = self.listening("--require-zero-copy")
         borrow = self.borrow(env={"GPULOAN_SIM_WITHOUT": "vmm"})
