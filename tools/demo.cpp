@@ -36,6 +36,7 @@ void add_options(Parser& parser, DemoOptions& options) {
   parser.hide_last();
   parser.positional("FILE", [&](const std::string& text) {
     if (!options.file.empty()) throw Failure(ExitUsage, "only one FILE can be handed over");
+    if (text.empty()) throw Failure(ExitUsage, "FILE is empty: name a file, or leave it out for pseudo-random bytes");
     options.file = text;
   });
 }

@@ -64,6 +64,7 @@ class UsageTest(CliTest):
             (("demo", "--rung", "pools"), ("'--rung'", "vmm, pool, ipc, host")),
             (("demo", "--timeout", "soon"), ("'--timeout'", "seconds")),
             (("demo", "a", "b"), ("only one FILE",)),
+            (("demo", ""), ("FILE is empty",)),
             (("demo", "a", "--size", "3"), ("exclude each other",)),
             (("lend", "--from", "x"), ("--socket PATH or --fd N",)),
             (("lend", "--socket", "s", "--fd", "3", "--from", "x"), ("--socket PATH or --fd N",)),
