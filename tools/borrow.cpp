@@ -31,7 +31,8 @@ class Borrower {
   }
 
   void run() {
-    peer_ = options_.meet.fd >= 0 ? adopt() : connect_to_lender(session_.context, options_.meet, deadline_);
+    peer_ = options_.meet.fd >= 0 ? adopt_inherited(session_.context, options_.meet.fd, deadline_)
+                                 : connect_to_lender(session_.context, options_.meet, deadline_);
     Loan loan = wait_offer();
     auto view = init<gpuloan_view>();
     std::string expected, hash;
@@ -51,18 +52,6 @@ class Borrower {
   }
 
  private:
-  Peer adopt() {
-    const std::string what = "cannot use the inherited FD " + std::to_string(options_.meet.fd);
-    try {
-      return session_.context.adopt(options_.meet.fd, deadline_.left());
-    } catch (const StatusError& error) {
-      throw Failure(error.status() == GPULOAN_ERR_INVALID || error.status() == GPULOAN_ERR_SYSTEM
-                        ? ExitPathUnusable
-                        : exit_code(error.status()),
-                    what + ": " + error.what());
-    }
-  }
-
   Loan wait_offer() {
     while (auto event = next_event(session_.context, deadline_)) {
       if (event->type() == GPULOAN_EVENT_LOAN_OFFERED) return event->take_loan();

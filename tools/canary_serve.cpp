@@ -5,6 +5,7 @@
 // ends with exit code 0 once the other side has closed the connection.
 #include "canary.hpp"
 
+#include "connect.hpp"
 #include "cuda.hpp"
 
 #include <cstring>
@@ -34,8 +35,7 @@ class Server {
       : deadline_(options.common.timeout_ms),
         session_(open_session(options.common, options.loans, GPULOAN_ROLE_IMPORTER)),
         cuda_(session_.driver, options.common.device),
-        peer_(attempt("cannot join the lender",
-                      [&] { return session_.context.adopt(options.fd, deadline_.left()); })) {}
+        peer_(adopt_inherited(session_.context, options.fd, deadline_)) {}
 
   void run() {
     while (auto event = next_event(session_.context, deadline_)) {

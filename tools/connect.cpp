@@ -47,8 +47,7 @@ class Connector {
           if (!source_.is_file()) throw Failure(code_, refusal_);
           refused_ = key;
           break;
-        case GPULOAN_ERR_INVALID:
-        case GPULOAN_ERR_SYSTEM: throw Failure(ExitPathUnusable, text);
+        case GPULOAN_ERR_INVALID: throw Failure(ExitPathUnusable, text);
         default: throw Failure(exit_code(error.status()), text);
       }
       return {};
@@ -87,6 +86,15 @@ class Connector {
 
 Peer connect_to_lender(Context& context, const MeetOptions& meet, const Deadline& deadline) {
   return Connector(context, meet, deadline).run();
+}
+
+Peer adopt_inherited(Context& context, int fd, const Deadline& deadline) {
+  try {
+    return context.adopt(fd, deadline.left());
+  } catch (const StatusError& error) {
+    throw Failure(error.status() == GPULOAN_ERR_INVALID ? ExitPathUnusable : exit_code(error.status()),
+                  "cannot use the inherited FD " + std::to_string(fd) + ": " + error.what());
+  }
 }
 
 } // namespace gpuloan::tool

@@ -9,7 +9,9 @@
 
 namespace gpuloan::tool {
 
-// Throws Failure: no-listener, key-refused, uid-refused, peer-lost, timeout, path-unusable …
+// Throws Failure, as the next: no-listener, key-refused, uid-refused, peer-lost, timeout, path-unusable …
 [[nodiscard]] Peer connect_to_lender(Context& context, const MeetOptions& meet, const Deadline& deadline);
+// Over the inherited end `fd`, which is the context's then.
+[[nodiscard]] Peer adopt_inherited(Context& context, int fd, const Deadline& deadline);
 
 } // namespace gpuloan::tool

@@ -241,8 +241,9 @@ void DemoRun::watch_children() {
     if (!worker.child_grace) worker.child_grace.emplace(1000U);
     if (!worker.child_grace->passed()) continue;
     const std::string text = worker.child.status_text() + " before its loans ended";
-    refusal_ ? fail(worker, refusal_->code(), std::string(refusal_->what()) + "; it " + text)
-             : fail(worker, ExitPeerLost, text);
+    const int own = worker.child.exit_code(); // of this very program
+    const int code = own > ExitOk && own < ExitInterrupted ? own : refusal_ ? refusal_->code() : ExitPeerLost;
+    fail(worker, code, refusal_ ? std::string(refusal_->what()) + "; it " + text : text);
   }
 }
 

@@ -46,6 +46,7 @@ class DemoTest(CliTest):
             self.assertEqual(report["device"]["ordinal"], device)
             for loan in report["workers"][0]["loans"]:
                 self.assertEqual((loan["rung"], loan["copied_bytes"]), ("vmm", 0))
+        self.expect(self.run_cli("demo", "--worker-device", 9, env=two), "no-driver", "worker 1", "exited with code 4")
         report = self.demo("--worker-device", 1, env={**two, "GPULOAN_SIM_PEERS": "1>0"})
         self.assertEqual(report["workers"][0]["loans"][0]["rung"], "vmm")
         report = self.demo("--worker-device", 1, env={**two, "GPULOAN_SIM_PEERS": "0>1"})

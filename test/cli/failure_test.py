@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Each way in which lend and borrow can fail has its own exit code and sentence, and comes within the given timeout."""
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -125,15 +126,22 @@ class FailureTest(CliTest):
         self.expect(self.finish(borrow), "file", "No space left")
         self.assertNotEqual(self.finish(lend).code, 0)
 
-    def closed(self, redirection, *arguments):
+    def closed(self, redirection, *arguments, before=""):
         """Started by a shell with a standard stream closed."""
-        words = ["/bin/sh", "-c", f'exec "$0" "$@" {redirection}', EXE, *map(str, arguments)]
+        words = ["/bin/sh", "-c", f'{before} exec "$0" "$@" {redirection}', EXE, *map(str, arguments)]
         process = subprocess.Popen(words, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    start_new_session=True, text=True)
         process.started = time.monotonic()
         self.running.append(process)
         self.groups.append(process.pid)
         return process
+
+    def test_a_system_call_of_the_lender_fails(self):
+        lend = self.closed("", "lend", "--socket", self.socket, "--from", self.source, "--timeout", "3", before="trap '' XFSZ;")
+        self.wait_for(self.key.exists, "the lender's key")
+        resource.prlimit(lend.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)) # too small for its control words
+        self.expect(self.finish(self.borrow()), "system", "refused by the exporter: ftruncate")
+        self.expect(self.finish(lend), "system", "ftruncate")
 
     def test_closed_standard_input_is_no_empty_file(self):
         for command in (("lend", "--socket", self.socket, "--from", "-"), ("demo", "-")):
@@ -200,6 +208,7 @@ class FailureTest(CliTest):
     def test_unusable_fd(self):
         self.expect(self.run_cli("lend", "--fd", 99, "--from", self.source), "path-unusable", "99")
         self.expect(self.run_cli("borrow", "--fd", 99, "--to", self.to), "path-unusable", "99")
+        self.expect(self.run_cli("canary", "--serve", "--fd", 99), "path-unusable", "inherited FD 99")
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with left, right:
             self.expect(self.over_fd("lend", left, "--from", self.source), "path-unusable")
