@@ -115,7 +115,7 @@ class Lender {
     auto wish = init<gpuloan_lend_options>();
     wish.access = GPULOAN_ACCESS_READ;
     wish.policy = options_.zero_copy ? GPULOAN_POLICY_REQUIRE_ZERO_COPY : GPULOAN_POLICY_BEST;
-    wish.memory = peer.info().has_device != 0 ? GPULOAN_MEMORY_DEVICE : GPULOAN_MEMORY_HOST;
+    wish.memory = GPULOAN_MEMORY_DEVICE; // where the borrower has one
     wish.stream = cuda_.stream();
     wish.metadata = metadata.data();
     wish.metadata_bytes = metadata.size();

@@ -139,7 +139,18 @@ class LendBorrowTest(CliTest):
         self.assertEqual(self.to.read_bytes(), data)
         self.assertIn("UNIMPORT us", borrowed.err)
 
-    def test_an_existing_file_is_replaced_and_gets_usual_rights(self):
+    # G5
+    def test_borrower_on_a_device_that_the_lender_does_not_see(self):
+        source = self.make_file("from", 300_001)
+        four = {"GPULOAN_SIM_DEVICES": "4"}
+        lend = self.start("lend", "--json", "--socket", self.socket, "--from", source, env={**four, "CUDA_VISIBLE_DEVICES": "0"})
+        borrow = self.start("borrow", "--json", "--socket", self.socket, "--to", self.to, env={**four, "CUDA_VISIBLE_DEVICES": "1"})
+        lent, borrowed = self.compare(source, lend, borrow)
+        self.assertEqual((lent.json["loan"]["rung"], lent.json["loan"]["memory"]), ("host", "device"))
+        self.assertIn("vmm: the importer works on another device, and this one is not visible to it: " + lent.json["device"]["uuid"], lent.json["loan"]["rung_reason"])
+        self.assertNotEqual(borrowed.json["device"]["uuid"], lent.json["device"]["uuid"])
+
+    def test_an_existing_file_keeps_its_mode(self):
         self.to.write_text("old")
         source = self.make_file("from", 10)
         self.compare(source, self.start("lend", "--socket", self.socket, "--from", source),
