@@ -28,8 +28,13 @@ Child Child::spawn(const char* program, std::vector<std::string> words, int fd, 
   // dup2 onto the same number also clears close-on-exec (glibc 2.29).
   int code = ::posix_spawn_file_actions_adddup2(&actions, fd, kInheritedFd);
   if (code == 0 && apart) code = ::posix_spawn_file_actions_adddup2(&actions, 2, 1);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  if (apart) ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP); // a group of its own
   Child child;
-  if (code == 0) code = ::posix_spawn(&child.pid_, program, &actions, nullptr, pointers.data(), environ);
+  child.group_ = apart;
+  if (code == 0) code = ::posix_spawn(&child.pid_, program, &actions, &attributes, pointers.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   if (code != 0) throw Failure(ExitSystem, std::string("cannot start a worker: posix_spawn: ") + std::strerror(code));
   return child;
@@ -39,6 +44,7 @@ Child& Child::operator=(Child&& other) noexcept {
   if (this != &other) {
     end();
     pid_ = std::exchange(other.pid_, 0);
+    group_ = other.group_;
     status_ = other.status_;
   }
   return *this;
@@ -63,7 +69,7 @@ void Child::wait(const Deadline& deadline) {
 
 void Child::end() noexcept {
   if (pid_ == 0 || status_.has_value()) return;
-  ::kill(pid_, SIGKILL);
+  ::kill(group_ ? -pid_ : pid_, SIGKILL);
   int status = 0;
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {}
   status_ = status;

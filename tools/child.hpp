@@ -19,9 +19,9 @@ class Child {
   // and stderr.
   static constexpr int kInheritedFd = 3;
   [[nodiscard]] static Child start(const std::vector<std::string>& arguments, int fd);
-  // The same with a command for the shell, whose stdout is our stderr.
+  // The same with a command for the shell, whose stdout is our stderr. It is killed with what it has started.
   [[nodiscard]] static Child start_command(const std::string& command, int fd);
-  Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, 0)), status_(other.status_) {}
+  Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, 0)), group_(other.group_), status_(other.status_) {}
   Child& operator=(Child&& other) noexcept;
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
@@ -43,6 +43,7 @@ class Child {
  private:
   [[nodiscard]] static Child spawn(const char* program, std::vector<std::string> words, int fd, bool apart);
   pid_t pid_ = 0;
+  bool group_ = false; // it leads a process group
   std::optional<int> status_; // as waitpid gave it
 };
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """gpuloan canary on the simulated driver: TAP and JSON, what is skipped, what fails, and workers of the user's choice."""
+import pathlib
 import re
 import unittest
 
@@ -138,8 +139,20 @@ class CanaryTest(CliTest):
         self.assertTrue(result.out.splitlines()[-1].startswith("Bail out! the worker exited with code 7"), result.out)
         result = self.expect(self.run_cli("canary", "--timeout", "0.5", "--worker", "exec sleep 100"), "timeout", "did not connect")
         self.assertIn("Bail out! ", result.out)
+        pid = self.folder / "pid"
+        self.expect(self.run_cli("canary", "--timeout", "1", "--worker", f"sleep 1000 & echo $! >'{pid}'; wait"), "timeout")
+        sleeper = int(pid.read_text())
+        self.wait_for(lambda: not self.runs(sleeper), "the end of what the worker started")
         result = self.run_cli("canary", "--json", "--worker", "exit 7")
         self.assertEqual(result.json["exit_name"], "peer-lost")
+
+    @staticmethod
+    def runs(pid):
+        try:
+            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return state not in "ZX"
 
     def test_a_worker_that_ends_badly(self):
         result = self.run_cli("canary", "--rung", "vmm", "--worker", f"'{EXE}' canary --serve; exit 9")
