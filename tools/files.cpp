@@ -206,6 +206,7 @@ Output::Output(std::string path, const Deadline& deadline) : path_(std::move(pat
   }
   struct stat info = {};
   const bool exists = ::stat(path_.c_str(), &info) == 0;
+  if (exists) mode_ = info.st_mode & 0777;
   if (exists && S_ISDIR(info.st_mode)) file_failure("write", path_, EISDIR);
   if (exists && !S_ISREG(info.st_mode)) {
     fd_ = open_patiently(path_, O_WRONLY, deadline_); // a pipe waits here for its reader
@@ -221,9 +222,12 @@ void Output::create_temporary() {
     temporary_.clear();
     file_failure("create", path_, errno);
   }
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  static_cast<void>(::fchmod(fd_.get(), 0666 & ~mask)); // as any program would make it; mkostemp made it 0600
+  if (!mode_) { // as any program would make it; mkostemp made it 0600
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    mode_ = 0666 & ~mask;
+  }
+  static_cast<void>(::fchmod(fd_.get(), *mode_));
 }
 
 Output::~Output() {

@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <sys/types.h>
 
 namespace gpuloan::tool {
 
@@ -52,7 +54,7 @@ class Source {
 
 class Output {
  public:
-  // Creates a temporary file beside `path`; takes standard output for "-"; opens what exists and is not a regular file,
+  // Creates a temporary file beside `path`, with the mode of the file that is there; takes standard output for "-"; opens what exists and is not a regular file,
   // such as a pipe, as it is. Throws Failure (file).
   Output(std::string path, const Deadline& deadline);
   Output(const Output&) = delete;
@@ -64,6 +66,7 @@ class Output {
  private:
   void create_temporary();
   std::string path_, temporary_;
+  std::optional<mode_t> mode_; // of the file that will be replaced
   const Deadline& deadline_;
   Fd fd_;
 };

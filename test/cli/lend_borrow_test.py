@@ -152,6 +152,22 @@ class LendBorrowTest(CliTest):
 
     def test_an_existing_file_keeps_its_mode(self):
         self.to.write_text("old")
+        self.to.chmod(0o600)
+        source = self.make_file("from", 10)
+        self.compare(source, self.start("lend", "--socket", self.socket, "--from", source),
+                     self.start("borrow", "--socket", self.socket, "--to", self.to))
+        self.assertEqual(self.to.stat().st_mode & 0o7777, 0o600)
+
+    def test_a_symbolic_link_is_replaced(self):
+        source = self.make_file("from", 10)
+        inode = source.stat().st_ino
+        self.to.symlink_to(source)
+        self.compare(source, self.start("lend", "--socket", self.socket, "--from", source),
+                     self.start("borrow", "--socket", self.socket, "--to", self.to))
+        self.assertFalse(self.to.is_symlink())
+        self.assertEqual(source.stat().st_ino, inode)
+
+    def test_a_new_file_gets_usual_rights(self):
         source = self.make_file("from", 10)
         self.compare(source, self.start("lend", "--socket", self.socket, "--from", source),
                      self.start("borrow", "--socket", self.socket, "--to", self.to))
