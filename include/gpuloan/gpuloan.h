@@ -333,7 +333,7 @@ GPULOAN_API gpuloan_status gpuloan_context_attach(gpuloan_context *context, int 
 GPULOAN_API gpuloan_status gpuloan_context_connect(gpuloan_context *context, const char *path, const gpuloan_key *key,
                                                    uint32_t timeout_ms, gpuloan_peer **out_peer);
 /* Importer: the same over an inherited end. `fd` is the context's from this call on, and closed when the handshake fails;
- * only with INVALID does it remain the caller's. */
+ * only with INVALID, STATE (the context is an exporter's) and FORKED does it remain the caller's. */
 GPULOAN_API gpuloan_status gpuloan_context_adopt(gpuloan_context *context, int fd, uint32_t timeout_ms,
                                                  gpuloan_peer **out_peer);
 

@@ -345,7 +345,7 @@ class Context {
     check(gpuloan_context_connect(need(), path, &key, detail::to_ms(timeout), &peer));
     return Peer(core_, peer);
   }
-  // `fd` is the context's from this call on; only when it throws INVALID does it remain the caller's.
+  // `fd` is the context's from this call on; only when it throws INVALID, STATE or FORKED does it remain the caller's.
   [[nodiscard]] Peer adopt(int fd, Milliseconds timeout) {
     gpuloan_peer* peer = nullptr;
     check(gpuloan_context_adopt(need(), fd, detail::to_ms(timeout), &peer));

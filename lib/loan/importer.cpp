@@ -195,7 +195,7 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   hello.hello.wants_device = gpu_ ? 1 : 0;
   GPULOAN_TRY(channel::enable_identity(socket.get()));
   Lock lock(mutex_);
-  if (closed_) return fail(GPULOAN_ERR_STATE, "the context is closed");
+  if (closed_) return fail(GPULOAN_ERR_PEER_LOST, "the context is closed");
   peer->socket = std::move(socket);
   remembered_.push_back(peer);
   peer->phase = Peer::Phase::Welcome;

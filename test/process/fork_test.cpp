@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -75,6 +76,10 @@ void call_everything(const Scene& scene) {
   expect_forked(gpuloan_context_invite(context, nullptr, &key), "gpuloan_context_invite");
   expect_forked(gpuloan_context_listen(context, "/nowhere/at/all"), "gpuloan_context_listen");
   expect_forked(gpuloan_context_attach(context, 0, nullptr), "gpuloan_context_attach");
+  SocketPair ends = make_socketpair();
+  gpuloan_peer* peer = nullptr;
+  expect_forked(gpuloan_context_adopt(context, ends.left.get(), 0, &peer), "gpuloan_context_adopt");
+  expect(::fcntl(ends.left.get(), F_GETFD) >= 0, "adopt took a descriptor in a forked child");
   expect(gpuloan_context_fd(context) == -1, "gpuloan_context_fd in a forked child");
   auto info = init<gpuloan_peer_info>();
   expect_forked(gpuloan_peer_info_get(scene.peer, &info), "gpuloan_peer_info_get");

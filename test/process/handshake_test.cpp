@@ -68,6 +68,7 @@ class Guest {
   Guest(const Guest&) = delete;
   Guest& operator=(const Guest&) = delete;
   ~Guest() { gpuloan_context_destroy(context_); }
+  [[nodiscard]] gpuloan_context* get() const { return context_; }
   [[nodiscard]] gpuloan_status connect(const std::string& path, const gpuloan_key* key, std::uint32_t timeout_ms = kWaitMs) {
     gpuloan_peer* peer = nullptr;
     return gpuloan_context_connect(context_, path.c_str(), key, timeout_ms, &peer);
@@ -462,6 +463,26 @@ void other_paths(const Bench& bench) {
   expect_status(guest.connect(file, nullptr), GPULOAN_ERR_CONNECT, "connect to an ordinary file");
 }
 
+// Whose the descriptor is after each way in which adopt can fail.
+void adopt_fails(const Bench& bench) {
+  const Exporter exporter(bench);
+  const Guest guest;
+  gpuloan_peer* peer = nullptr;
+  const SocketPair pair = make_socketpair();
+  const int kept = pair.left.get();
+  const auto open = [](int fd) { return ::fcntl(fd, F_GETFD) >= 0; };
+  expect_status(gpuloan_context_adopt(exporter.get(), kept, 0, &peer), GPULOAN_ERR_STATE, "adopt by an exporter");
+  expect_status(gpuloan_context_adopt(guest.get(), kept, 0, nullptr), GPULOAN_ERR_INVALID, "adopt without out_peer");
+  expect_status(gpuloan_context_adopt(nullptr, kept, 0, &peer), GPULOAN_ERR_INVALID, "adopt without a context");
+  const Fd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  expect_status(gpuloan_context_adopt(guest.get(), file.get(), 0, &peer), GPULOAN_ERR_INVALID, "adopt of no socket");
+  expect(open(kept) && open(file.get()), "a call that was refused took the descriptor");
+  SocketPair mute = make_socketpair();
+  const int taken = mute.left.release();
+  expect_status(gpuloan_context_adopt(guest.get(), taken, 50, &peer), GPULOAN_ERR_TIMEOUT, "adopt with nobody at the other end");
+  expect(becomes([&] { return !open(taken); }), "the descriptor stays open after a handshake that failed");
+}
+
 // Somebody listens and never answers.
 void deaf_listener(const Bench&) {
   const TempFolder folder("gpuloan-deaf");
@@ -493,6 +514,7 @@ constexpr Case kCases[] = {
     {"a stale socket", stale_socket},
     {"only its own file is removed", only_its_own_file},
     {"other paths", other_paths},
+    {"adopt fails", adopt_fails},
     {"a deaf listener", deaf_listener},
 };
 

@@ -204,7 +204,8 @@ TEST_CASE("REFUSED becomes the error that it carries") {
   in.record.notice.status = GPULOAN_ERR_KEY;
   in.text = "the key was used before";
   check_fails(check_welcome(in.look()), GPULOAN_ERR_KEY, "refused by the exporter: the key was used before");
-  for (const std::int32_t status : {0, 1, -100, -1000, INT32_MIN, INT32_MAX}) { // no error, or none of ours
+  for (const std::int32_t status : {0, 1, -100, -1000, INT32_MIN, INT32_MAX, std::int32_t{GPULOAN_ERR_INVALID},
+                                    std::int32_t{GPULOAN_ERR_STATE}, std::int32_t{GPULOAN_ERR_FORKED}}) { // no error, or none of a peer's
     in.record.notice.status = status;
     check_fails(check_welcome(in.look()), GPULOAN_ERR_PROTOCOL, std::to_string(status));
   }
