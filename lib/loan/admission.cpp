@@ -19,7 +19,7 @@ std::string refuse_sharing(const AdmissionInput& in) {
 }
 
 std::string refuse_proof(const RungProof& proof) {
-  if (proof.canary == GPULOAN_CANARY_DEMOTED) return "its canary failed with this peer";
+  if (proof.canary == GPULOAN_CANARY_DEMOTED) return std::string("its canary failed with this peer") + (*proof.text == '\0' ? "" : ": ") + proof.text;
   return proof.unanswered ? "its canary is still unanswered by this peer" : "";
 }
 
@@ -63,7 +63,7 @@ std::string refuse_stage(const AdmissionInput& in) {
   if (in.origin != Origin::Foreign && in.origin != Origin::OtherArena) return "the memory is the peer's own";
   if (auto why = refuse_sharing(in); !why.empty()) return why;
   if (!has(in.exporter, GPULOAN_FLOOR_VMM) || !has(in.importer, GPULOAN_FLOOR_VMM)) return "a side has no VMM memory with POSIX FD handles";
-  if (auto why = refuse_proof(in.vmm); !why.empty()) return why;
+  if (auto why = refuse_proof({in.vmm.canary, in.vmm.unanswered, ""}); !why.empty()) return why; // vmm's own reason says how
   return refuse_room(in);
 }
 

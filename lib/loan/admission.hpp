@@ -35,6 +35,7 @@ struct SideFloors {
 struct RungProof {
   gpuloan_canary canary = GPULOAN_CANARY_NOT_ATTEMPTED;
   bool unanswered = false; // it was sent, and no answer came yet
+  const char* text = "";   // how it failed
   [[nodiscard]] bool operator==(const RungProof&) const = default;
 };
 

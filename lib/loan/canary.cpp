@@ -173,7 +173,9 @@ Result<void> Exporter::prove(const std::shared_ptr<ExporterPeer>& peer, Trial tr
       canary.spent = {sent.error().status, sent.error().text}; // for those who waited for it
       notify();
       const bool blame = sent.error().status == GPULOAN_ERR_DRIVER || sent.error().status == GPULOAN_ERR_UNSUPPORTED;
-      if (!blame || rung_of(trial) == GPULOAN_RUNG_HOST) return sent; // a host rung that fails here is not the peer's fault
+      if (!blame || rung_of(trial) == GPULOAN_RUNG_HOST) { // a host rung that fails here is not the peer's fault
+        return fail(sent.error().status, "the " + about(*peer, trial) + " could not be done: " + sent.error().text);
+      }
       demote(*peer, trial, "it could not be sent: " + sent.error().text);
       return {};
     }

@@ -119,7 +119,7 @@ struct Canary {
   [[nodiscard]] std::vector<ShapeEnd> ends() const;
   [[nodiscard]] std::pair<gpuloan_status, std::string> trouble() const;
   // Unanswered is what a caller has waited for in vain; for one that is under way prove() waits.
-  [[nodiscard]] RungProof proof() const noexcept { return {verdict, running && waited}; }
+  [[nodiscard]] RungProof proof() const noexcept { return {verdict, running && waited, verdict == GPULOAN_CANARY_DEMOTED ? text.c_str() : ""}; }
 };
 
 struct EventPair {

@@ -105,6 +105,10 @@ class DemoTest(CliTest):
                 self.assertEqual([loan["access"] for loan in report["workers"][0]["loans"]], ["write"])
         self.demo("--fill", "--cpu-worker", "--size", "70001")
 
+    def test_no_room_for_the_canary_is_said_to_be_that(self):
+        result = self.run_cli("demo", "--fill", "--size", "62MiB", env={"GPULOAN_SIM_MEMORY_MIB": "64"})
+        self.expect(result, "device-memory", "the canary of vmm with peer", "could not be done: arena: no device memory for ")
+
     def test_a_worker_that_crashes(self):
         result = self.run_cli("demo", "--fault", "crash", "--size", "64KiB")
         self.expect(result, "peer-lost", "gpuloan demo: worker 1 (pid ")

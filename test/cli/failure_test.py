@@ -344,6 +344,12 @@ class FailureTest(CliTest):
         self.assertNotEqual(self.finish(borrow).code, 0)
         self.no_file_appeared()
 
+    def test_a_rung_whose_canary_fails_says_how(self):
+        lend = self.listening("--rung", "vmm")
+        borrow = self.borrow(env={"GPULOAN_SIM_FAIL": "cuMemcpyDtoHAsync:1+:999"})
+        self.expect(self.finish(lend), "unsupported", "vmm: its canary failed with this peer: shape contiguous", "cuMemcpyDtoHAsync")
+        self.assertNotEqual(self.finish(borrow).code, 0)
+
     # J2
     def test_no_driver_and_no_device(self):
         missing = str(self.folder / "libcuda.so.1")
