@@ -3,6 +3,8 @@
 // The importer's calls, and what both sides do with a loan.
 #include <abi/abi.hpp>
 
+#include <algorithm>
+
 using namespace gpuloan;
 using namespace gpuloan::abi;
 
@@ -107,7 +109,12 @@ gpuloan_status gpuloan_loan_done_many(gpuloan_loan *const *loans, uint32_t count
       borrowed.push_back(std::move(*one));
     }
     if (count == 0) return {};
-    return importer_of(*borrowed.front()->peer).done_many(borrowed, stream_of(stream), *out_count);
+    auto done = importer_of(*borrowed.front()->peer).done_many(borrowed, stream_of(stream), *out_count);
+    const auto refused = borrowed.begin() + *out_count;
+    if (!done && refused != borrowed.end() && std::find(borrowed.begin(), refused, *refused) != refused) {
+      return fail(done.error().status, "loans[" + std::to_string(*out_count) + "] is in the list twice: " + done.error().text);
+    }
+    return done;
   });
 }
 

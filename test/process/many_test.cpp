@@ -100,8 +100,12 @@ void one_refused() {
   for (int at = 0; at < 3; ++at) static_cast<void>(next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED));
   expect_equal(pair.exporter.stats().loans_out, std::uint64_t{2}, "loans that are still out");
   static_cast<void>(taken[3].acquire(kPatience));
-  gpuloan_loan* rest[] = {handles[3], handles[4]};
-  expect_equal(gpuloan_loan_done_many(rest, 2, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "the others");
+  gpuloan_loan* twice[] = {handles[3], handles[3]};
+  expect_equal(gpuloan_loan_done_many(twice, 2, GPULOAN_STREAM_CPU, &count), GPULOAN_ERR_STATE, "a loan that is in the list twice");
+  expect_contains(gpuloan_error_text(), "loans[1] is in the list twice", "the refusal");
+  expect_equal(count, 1U, "turns before the second time");
+  gpuloan_loan* rest[] = {handles[4]};
+  expect_equal(gpuloan_loan_done_many(rest, 1, GPULOAN_STREAM_CPU, &count), GPULOAN_OK, "the last");
   for (int at = 0; at < 2; ++at) static_cast<void>(next(pair.exporter, GPULOAN_EVENT_LOAN_ENDED));
   pair.region.destroy();
   count = 77;
