@@ -37,7 +37,7 @@ class Borrower {
     auto view = init<gpuloan_view>();
     std::string expected, hash;
     attempt("the loan failed", [&] {
-      wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); });
+      wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); }, "the turn was not ready");
       expected = expected_hash(view);
       hash = take(view);
       loan.done(view.host != nullptr || !cuda_ ? GPULOAN_STREAM_CPU : static_cast<void*>(cuda_->stream()));

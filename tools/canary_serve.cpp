@@ -50,7 +50,7 @@ class Server {
   void serve(Loan loan) {
     try {
       auto view = init<gpuloan_view>();
-      wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); });
+      wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); }, "the turn was not ready");
       const Order order = parse_order(view);
       if (const std::string wrong = order.fill ? fill(view, order.seed) : look(view, order.seed); !wrong.empty()) {
         return loan.fail(wrong.c_str());

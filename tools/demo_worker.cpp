@@ -90,7 +90,7 @@ class Worker {
 
   gpuloan_view acquire(Loan& loan) {
     auto view = init<gpuloan_view>();
-    wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); });
+    wait_in_slices(deadline_, [&](Milliseconds slice) { view = loan.acquire(slice); }, "the turn was not ready");
     return view;
   }
 

@@ -34,15 +34,16 @@ class Deadline {
 // Empty at the deadline.
 [[nodiscard]] std::optional<Event> next_event(Context& context, const Deadline& deadline);
 
-// Calls wait(slice) until it does not time out; at the deadline the timeout is thrown.
+// Calls wait(slice) until it does not time out. At the deadline: a timeout whose text is `what` and the whole time.
 template <typename Wait>
-void wait_in_slices(const Deadline& deadline, Wait&& wait) {
+void wait_in_slices(const Deadline& deadline, Wait&& wait, const char* what = "the other side was not done") {
   for (;;) {
     check_interrupted();
     try {
       return wait(deadline.slice());
     } catch (const StatusError& error) {
-      if (error.status() != GPULOAN_ERR_TIMEOUT || deadline.passed()) throw;
+      if (error.status() != GPULOAN_ERR_TIMEOUT) throw;
+      if (deadline.passed()) throw StatusError(GPULOAN_ERR_TIMEOUT, what + (" within " + deadline.text()));
     }
   }
 }

@@ -15,6 +15,7 @@
 
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace gpuloan::tool;
@@ -95,6 +96,23 @@ TEST_CASE("times and numbers") {
   }
   CHECK(parse_number("7", 1, 7) == 7);
   CHECK(!usage_error([] { static_cast<void>(parse_number("8", 1, 7)); }).empty());
+}
+
+TEST_CASE("a timeout names the whole time, not the last slice") {
+  const Deadline deadline(150);
+  int slices = 0;
+  try {
+    wait_in_slices(deadline, [&](gpuloan::Milliseconds slice) {
+      ++slices;
+      std::this_thread::sleep_for(slice);
+      throw gpuloan::StatusError(GPULOAN_ERR_TIMEOUT, "not within " + std::to_string(slice.count()) + " ms");
+    }, "it was not ready");
+    FAIL("it came to an end");
+  } catch (const gpuloan::StatusError& error) {
+    CHECK(error.status() == GPULOAN_ERR_TIMEOUT);
+    CHECK(std::string(error.what()) == "it was not ready within 0.15 s");
+  }
+  CHECK(slices >= 2);
 }
 
 TEST_CASE("JSON nests, separates and escapes") {
