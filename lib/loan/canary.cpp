@@ -228,6 +228,10 @@ Result<void> Exporter::make_canary_memory(ExporterPeer& peer, Trial trial, cuda:
     gpuloan::dispose(std::move(owned)); // freeing it waits for the whole context
   });
   memory.pointer = memory.buffer->pointer();
+  if (trial == Trial::Ipc) {
+    const Lock lock(mutex_);
+    if (!peer.memory_released) peer.blocks.push_back(memory.buffer);
+  }
   return {};
 }
 

@@ -160,6 +160,7 @@ struct Remains {
   std::unique_ptr<memory::UnpinnedCopies> unpinned;
   std::shared_ptr<memory::Arena> arena;
   std::vector<std::shared_ptr<ReleaseCall>> released;
+  decltype(ExporterPeer::blocks) blocks;
 
   Remains() = default;
   Remains(const Remains&) = delete;
@@ -200,6 +201,7 @@ void ExporterPeer::release_memory(bool with_arena) noexcept {
     remains->from_importer = std::move(from_importer);
     remains->unpinned = std::move(unpinned);
     remains->released = std::move(released);
+    remains->blocks = std::move(blocks);
     if (with_arena) remains->arena = std::move(arena);
     events.clear();
     late_slots.clear();

@@ -189,6 +189,8 @@ class ExporterPeer : public Peer {
   bool events_waited = false;                       // somebody waited for the first pair's answer in vain
   bool events_proven = false;                       // each side has opened one of the other's
   driver::OwnedStream canary_stream;
+  // Of ipc canaries: cuMemFree would stand behind all work of the caller's, and let nothing else begin (S10).
+  std::vector<std::shared_ptr<memory::DeviceBuffer>> blocks;
   std::vector<driver::OwnedStream> ring_streams; // of rings that are gone; the arena still asks them
 
   std::array<Canary, kTrials> canaries;
