@@ -511,8 +511,8 @@ typedef struct gpuloan_view {
 /* Waits for READY of the next turn and maps the memory: IMPORT. The view may be used until gpuloan_loan_done.
  * Errors: TIMEOUT, STATE (no further turn comes, or this one was already acquired), the loan's outcome if it ended. */
 GPULOAN_API gpuloan_status gpuloan_loan_acquire(gpuloan_loan *loan, uint32_t timeout_ms, gpuloan_view *out_view);
-/* As acquire, but instead of waiting for READY on the host makes `stream` wait for it: at most gpu_wait_limit at once
- * (WAIT_LIMIT), memop gate only, not for memory that is unmapped with the loan (pool, ipc, others' VMM memory), only in a
+/* As acquire, but instead of waiting for READY on the host makes `stream` wait for it (INVALID for GPULOAN_STREAM_CPU): at most
+ * gpu_wait_limit at once (WAIT_LIMIT), memop gate only, not for memory that is unmapped with the loan (pool, ipc, others' VMM memory), only in a
  * context with a loop thread, which releases the stream if the exporter is lost or the loan cancelled. While such memory of an
  * earlier loan is unmapped it waits on the host after all. Work enqueued behind it is speculative until the loan's outcome is OK. */
 GPULOAN_API gpuloan_status gpuloan_loan_acquire_on(gpuloan_loan *loan, void *stream, uint32_t timeout_ms,

@@ -230,6 +230,7 @@ Result<void> Importer::import_memory(Lock& lock, const std::shared_ptr<ImportLoa
 
 Result<View> Importer::acquire(const std::shared_ptr<ImportLoan>& loan, bool on_stream, cuda::Stream stream, std::uint32_t timeout_ms) {
   if (on_stream) {
+    if (gate::is_cpu(stream)) return fail(GPULOAN_ERR_INVALID, "GPULOAN_STREAM_CPU is no stream that could wait: gpuloan_loan_acquire waits on the CPU");
     if (!gpu_ || !options_.loop_thread) return fail(GPULOAN_ERR_UNSUPPORTED, "a stream can wait for READY only in a context with a device and a loop thread, which releases it when the exporter is lost");
     driver::Gpu::Scope scope(*gpu_);
     GPULOAN_TRY(scope.ok());

@@ -94,6 +94,7 @@ void wait_on_stream(const Bench& bench) {
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
   Waiting all = lend_behind_held(bench, peer, worker, kCap + 1);
+  expect_status(all.loans[0].try_acquire_on(kCpuStream, kWaitMs).status, GPULOAN_ERR_INVALID, "acquire_on of no stream");
   for (unsigned index = 0; index < kCap; ++index) {
     expect_status(all.loans[index].try_acquire_on(first_stream + index, kWaitMs).status, GPULOAN_OK, "acquire_on");
     expect(!worker.idle(first_stream + index), "the stream does not wait for READY");
