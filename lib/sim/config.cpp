@@ -104,8 +104,9 @@ class Parser {
       else if (part == "legacy-opens-once") config_.legacy_opens_once = true;
       else if (part == "pool-imports-die") config_.pool_imports_die = true;
       else if (part == "strands-exports") config_.strands_exports = true;
+      else if (part == "calls-stand") config_.calls_stand = true;
       else if (part.starts_with(kAttribute) && parse_number(part.substr(kAttribute.size()), attribute)) config_.unknown_attributes.push_back(attribute);
-      else reject("GPULOAN_SIM_QUIRKS", part, "one of integrated, legacy-opens-once, pool-imports-die, strands-exports, attribute:<number>");
+      else reject("GPULOAN_SIM_QUIRKS", part, "one of integrated, legacy-opens-once, pool-imports-die, strands-exports, calls-stand, attribute:<number>");
     }
   }
 

@@ -41,7 +41,7 @@ struct Config {
   std::uint64_t pin_limit = UINT64_MAX; // bytes of host memory that the process may register, all in all
   std::optional<CuResult> init_result;
   unsigned without = 0; // one bit per Group
-  bool integrated = false, legacy_opens_once = false, pool_imports_die = false, strands_exports = false;
+  bool integrated = false, legacy_opens_once = false, pool_imports_die = false, strands_exports = false, calls_stand = false;
   std::vector<int> unknown_attributes; // a question about one is CUDA_ERROR_INVALID_VALUE
   std::vector<Row> hidden; // what cuGetProcAddress denies
   std::vector<FaultRule> faults;

@@ -43,7 +43,7 @@ bool stands(Row row) {
 CuResult admit(Row row, Need need, Capture capture) {
   if (need == Need::Nothing) return Success;
   if (const CuResult result = process_state()) return result;
-  if (stands(row)) stand_behind_others();
+  if (config().calls_stand && stands(row)) stand_behind_others();
   if (!config().has(row_info(row).group)) return NotSupported;
   ContextRef context;
   if (need == Need::Context) {
