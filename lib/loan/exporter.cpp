@@ -550,6 +550,7 @@ std::uint64_t Exporter::tick() {
         busy |= (loan->polled && loan->state == ExportState::Out) || loan->settling || loan->acked;
       }
     }
+    std::ranges::sort(due_, {}, [](const auto& loan) { return loan->id; }); // what was done at once is told in the order of lending
     for (const auto& loan : due_) advance(*loan); // may end it, and others if the peer is lost over it
     due_.clear();
     judge_late_canaries(peer);
