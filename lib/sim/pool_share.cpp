@@ -61,7 +61,6 @@ std::mutex& importing() {
   return *instance;
 }
 
-// An importer does not survive it (fact P3).
 // TooLarge::Wavers: the first import of 2 or 4 MiB too much.
 bool goes_well_by_chance(std::uint64_t bytes) {
   constexpr std::uint64_t kNear = std::uint64_t{4} << 20;
@@ -72,6 +71,7 @@ bool goes_well_by_chance(std::uint64_t bytes) {
   return true;
 }
 
+// An importer does not survive it (fact P3).
 CuResult import_too_large() {
   switch (config().too_large) {
     case TooLarge::Wavers:
