@@ -210,22 +210,24 @@ ImportLimitFound Search::run() {
   }
   // Just above the limit an import may go well by chance (5252 MiB did once, of two times). So the size that is found is tried again, and
   // where that fails it was too large, and the search goes on below it.
-  for (bool holds = false; !holds;) {
-    while (bad - survived_.back() > kUnit) {
-      const std::uint64_t middle = (survived_.back() + bad) / 2 / kUnit * kUnit;
+  unsigned confirmed = 0;
+  while (confirmed < kConfirmations) {
+    if (const std::uint64_t good = survived_.back(); bad - good > kUnit) {
+      const std::uint64_t middle = (good + bad) / 2 / kUnit * kUnit;
       if (!survived(middle)) bad = middle;
+    } else if (survived(good)) {
+      ++confirmed;
+    } else {
+      bad = good;
+      confirmed = 0;
+      survived_.pop_back();
+      if (survived_.empty()) {
+        found_.none = "importing " + size_text_long(bad) + " went well once and not again: this driver has no fixed limit";
+        return found_;
+      }
     }
-    found_.bytes = survived_.back();
-    holds = true;
-    for (unsigned again = 0; again < kConfirmations && holds; ++again) holds = survived(found_.bytes);
-    if (holds) break;
-    bad = found_.bytes;
-    std::erase(survived_, bad);
-    if (!survived_.empty()) continue;
-    found_.bytes = 0;
-    found_.none = "importing " + size_text_long(bad) + " went well once and not again: this driver has no fixed limit";
-    return found_;
   }
+  found_.bytes = survived_.back();
   found_.reached_upper = found_.bytes == found_.upper;
   found_.missing = still_missing(before);
   return found_;
