@@ -19,9 +19,10 @@ constexpr std::size_t kMaxKeyText = 256; // a key with a good deal of white spac
 
 [[noreturn]] void refuse(const std::string& text) { throw Failure(ExitKeyRefused, text); }
 
-bool holds_key(const std::string& text) {
+std::optional<gpuloan_key> key_in(const std::string& text) {
   gpuloan_key key;
-  return text.find('\0') == std::string::npos && gpuloan_key_parse(text.c_str(), &key) == GPULOAN_OK; // which stops at one
+  const bool whole = text.find('\0') == std::string::npos && gpuloan_key_parse(text.c_str(), &key) == GPULOAN_OK; // which stops at one
+  return whole ? std::optional(key) : std::nullopt;
 }
 
 // Up to a newline or the end, but not for ever: the other end may hold the pipe open.
@@ -75,7 +76,7 @@ void check_replaceable(const std::string& path, const Deadline& deadline) {
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
     if (fd.get() < 0) file_failure("open", path, errno);
     const std::string text = read_text(fd.get(), kMaxKeyText, path, deadline);
-    if (text.empty() || holds_key(text)) return;
+    if (text.empty() || key_in(text)) return;
   }
   throw Failure(ExitFile, "the key would replace '" + path +
                               "', which holds no key; name another file with --key-file, or remove it");
@@ -123,7 +124,7 @@ KeySource::KeySource(const KeyOptions& options, const std::string& socket, const
 }
 
 gpuloan_key KeySource::parse(const std::string& text) const {
-  if (holds_key(text)) return parse_key(text);
+  if (const auto key = key_in(text)) return *key;
   refuse(name_ + " does not hold a key: 64 hexadecimal digits, as 'gpuloan lend' wrote them");
 }
 
