@@ -1543,6 +1543,7 @@ class Request(NamedTuple):
 
 _kept: Dict[int, Tuple[Any, Any]] = {}  # (semaphore, tensor) by the semaphore's address, until the library is done with the memory
 _lingering: Set[int] = set()  # those of them whose loan has ended
+_PROOF_WAIT = 1.0  # seconds: what close() gives the library to prove that workers are gone
 _releasing = threading.RLock()  # an address is freed and used again in a moment: who finds it released lets go of it before others look
 _libc = ctypes.CDLL(None)
 _sem_post = ctypes.cast(_libc.sem_post, c_void_p).value
@@ -1798,7 +1799,7 @@ class Peer:
         return loan
 
     def close(self) -> None:
-        """Ends the connection; open loans end as for a lost worker."""
+        """Ends the connection; open loans end as for a lost worker. Results that came and were not taken wait for next_result(peer)."""
         self._exporter._lose(self, "the connection was closed by this process")
         self._hold.close()
 
@@ -1866,7 +1867,8 @@ class Exporter:
     def close(self, timeout: float = 5.0) -> None:
         """Ends all connections and frees the arena: arrays of results cannot be used any more. Workers that spawn() started have
         `timeout` seconds to end by themselves, then they are killed; a `with` block that Ctrl-C ends gives them a tenth of a second.
-        Tensors that were lent stay referenced until the library is done with them. Closing twice is fine."""
+        Tensors that are still lent stay referenced until their workers are proven gone: close() waits a second at most for that, and
+        what is left then goes with a later use of this module. Closing twice is fine."""
         if threading.current_thread() is self._thread:
             raise _error(_STATE, "the parent cannot be closed by its grant function")
         context = self._context
@@ -1885,13 +1887,13 @@ class Exporter:
         if context.pid != os.getpid():
             return
         with context.lock:
-            _lingering.update(one._kept for one in self._loans.values() if one._kept)
+            lent = {one._kept for one in self._loans.values() if one._kept}
+            _lingering.update(lent)
             self._loans.clear()
             self._early.clear()
             self._peers.clear()
             self._results.clear()
         self._notify()
-        _drop_released()
         end = time.monotonic() + timeout
         try:
             while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
@@ -1901,6 +1903,11 @@ class Exporter:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
+            end = time.monotonic() + _PROOF_WAIT
+            _drop_released()
+            while not lent.isdisjoint(_lingering) and time.monotonic() < end:
+                time.sleep(0.005)
+                _drop_released()
 
     def fileno(self) -> int:
         """A descriptor that is readable while an event waits to be taken."""

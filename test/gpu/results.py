@@ -228,14 +228,15 @@ def kills(rows, parent, device, arguments):
 
 
 def drain(parent, peer, gpuloan):
-    """Takes what the dead worker had finished, and its end."""
-    for _ in range(100000):
+    """Takes what the dead worker had finished and what it had not, in any order, until nothing more will come."""
+    while True:
         try:
-            parent.next_result(1, peer)
+            parent.next_result(TIMEOUT, peer)
         except gpuloan.LoanError:
             continue
-        except gpuloan.Error:
-            return
+        except gpuloan.PeerError as error:
+            if not error.user:  # of no result
+                return
 
 
 def settled(device, wanted, begin):

@@ -113,15 +113,16 @@ class Kept(Case):
         os.kill(peer.pid, signal.SIGSTOP)
         process = peer.process
         closing = threading.Thread(target=self.parent.close, args=(PATIENCE,))
-        closing.start()
-        eventually(lambda: not self.parent._context.alive and not self.parent._peers, "the context is closed")
-        collect()
-        gpuloan._drop_released()
-        self.assertIsNotNone(gone())  # the worker still maps it
-        os.kill(process.pid, signal.SIGKILL)
-        closing.join(PATIENCE)
+        with mock.patch.object(gpuloan, "_PROOF_WAIT", PATIENCE):
+            closing.start()
+            eventually(lambda: not self.parent._context.alive and not self.parent._peers, "the context is closed")
+            collect()
+            gpuloan._drop_released()
+            self.assertIsNotNone(gone())  # the worker still maps it
+            os.kill(process.pid, signal.SIGKILL)
+            closing.join(PATIENCE)
         self.assertEqual(process.returncode, -signal.SIGKILL)
-        eventually(lambda: gpuloan._drop_released() or gone() is None, "released after the worker's death")
+        self.assertIsNone(gone())  # close() waited for the proof
 
     def test_results(self):
         peer = self.spawn("many", "3")
@@ -273,7 +274,8 @@ class Closed(Case):
             if number == 2:
                 before = descriptors(), threading.active_count()
         # The library watches a loan that was out at close until its worker is proven gone, and has a descriptor for that.
-        eventually(lambda: descriptors() <= before[0] and threading.active_count() <= before[1], "no descriptor and no thread is left")
+        eventually(lambda: gpuloan._drop_released() or (descriptors() <= before[0] and threading.active_count() <= before[1]),
+                   "no descriptor and no thread is left")
 
     def test_worker_that_does_not_end_is_killed(self):
         peer = self.spawn("mirror")
