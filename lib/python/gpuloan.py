@@ -1842,6 +1842,7 @@ class Exporter:
         self.grant: Optional[Callable[[Request], Any]] = None
         self._peers: Dict[int, Peer] = {}
         self._loans: Dict[int, Union[Loan, _Grant]] = {}  # until they have ended
+        self._ended: Set[int] = set()  # of _lingering, what was lent here
         self._early: Dict[int, List[Tuple[int, int, str]]] = {}  # events of loans that lend() has not registered yet
         self._attaches: List[_Attach] = []
         self._listens = False
@@ -1887,7 +1888,7 @@ class Exporter:
         if context.pid != os.getpid():
             return
         with context.lock:
-            lent = {one._kept for one in self._loans.values() if one._kept}
+            lent = self._ended | {one._kept for one in self._loans.values() if one._kept}
             _lingering.update(lent)
             self._loans.clear()
             self._early.clear()
@@ -2068,8 +2069,10 @@ class Exporter:
                 return  # closed, or the descriptors of a process that runs out of them: calls say so
 
     def _tidy(self) -> None:
-        if _lingering:
+        if _lingering or self._ended:
             _drop_released()
+            with self._context.lock:
+                self._ended &= _lingering
         self._context.drop_busy()
 
     def _drain(self) -> None:
@@ -2224,6 +2227,7 @@ class Exporter:
             self._loans.pop(handle, None)
             if loan._kept:
                 _lingering.add(loan._kept)
+                self._ended.add(loan._kept)
         if isinstance(loan, Loan):
             loan._outcome = (status, text)
         self._tidy()

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "..", "..", "lib", "python"), HERE]
@@ -65,6 +66,19 @@ def hold(peer):
     with contextlib.suppress(gpuloan.PeerError):
         peer.request(3, "uint8", user=b"held").tensor.copy_from(b"now")  # dropped: returned
         peer.next_loan()
+
+
+def leaves_child(peer):
+    """Ends with its loan, and leaves a forked child that still maps the memory until its process group is killed."""
+    kept.append(peer.next_loan())
+    kept[0].tensor
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # nobody else would end it
+        signal.pause()
+    os._exit(0)
 
 
 def die(peer, bytes_=1 << 20):

@@ -102,27 +102,31 @@ class Kept(Case):
         eventually(lambda: peer.lost is not None, "the peer is known to be lost")
 
     def test_beyond_close(self):
-        """close() with a loan out: the tensor is kept until the library has released it, on a thread of its own."""
-        peer = self.spawn("hold")
-        tensor = fakes.Torch("uint8", (4,), b"abcd")
-        gone = weakref.ref(tensor)
-        peer.lend(tensor)
-        del tensor
-        with self.refused(gpuloan.LoanError):
-            self.parent.next_result(PATIENCE)
-        os.kill(peer.pid, signal.SIGSTOP)
-        process = peer.process
-        closing = threading.Thread(target=self.parent.close, args=(PATIENCE,))
-        with mock.patch.object(gpuloan, "_PROOF_WAIT", PATIENCE):
-            closing.start()
-            eventually(lambda: not self.parent._context.alive and not self.parent._peers, "the context is closed")
-            collect()
-            gpuloan._drop_released()
-            self.assertIsNotNone(gone())  # the worker still maps it
-            os.kill(process.pid, signal.SIGKILL)
-            closing.join(PATIENCE)
-        self.assertEqual(process.returncode, -signal.SIGKILL)
-        self.assertIsNone(gone())  # close() waited for the proof
+        """close() with a loan out: the tensor is kept until the library has released it, for which close() waits a while."""
+        for wait in (0, PATIENCE):
+            with self.subTest(wait=wait), mock.patch.object(gpuloan, "_PROOF_WAIT", wait):
+                parent = gpuloan.Exporter()
+                self.addCleanup(parent.close)
+                peer = parent.spawn(worker("leaves_child"), timeout=PATIENCE, start_new_session=True)
+                process = peer.process
+                tensor = fakes.Torch("uint8", (4,), b"abcd")
+                gone = weakref.ref(tensor)
+                peer.lend(tensor)
+                del tensor
+                self.assertEqual(process.wait(PATIENCE), 0)
+                closing = threading.Thread(target=parent.close)
+                closing.start()
+                closing.join(0.2 if wait else PATIENCE)
+                self.assertEqual(closing.is_alive(), bool(wait))
+                collect()
+                gpuloan._drop_released()
+                self.assertIsNotNone(gone())  # the child still maps it
+                os.killpg(process.pid, signal.SIGKILL)
+                closing.join(PATIENCE)
+                self.assertFalse(closing.is_alive())
+                if not wait:
+                    eventually(lambda: gpuloan._drop_released() or gone() is None, "released after the child's death")
+                self.assertIsNone(gone())
 
     def test_results(self):
         peer = self.spawn("many", "3")
