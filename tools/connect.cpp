@@ -8,7 +8,7 @@
 namespace gpuloan::tool {
 namespace {
 
-constexpr std::uint32_t kGraceMs = 500; // in which a refusal may still turn out to be the end of an old lender
+constexpr std::uint32_t kRefusalGraceMs = 500; // in which a refusal may still turn out to be the end of an old lender
 
 class Connector {
  public:
@@ -57,7 +57,7 @@ class Connector {
   void refuse(int code, const std::string& text) {
     code_ = code;
     refusal_ = text;
-    if (!grace_) grace_.emplace(kGraceMs);
+    if (!grace_) grace_.emplace(kRefusalGraceMs);
   }
 
   [[noreturn]] void give_up(bool has_key) const {

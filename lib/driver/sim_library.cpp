@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kName = "libgpuloan-sim.so";
+constexpr const char* kSimName = "libgpuloan-sim.so";
 constexpr int kLevels = 3; // a test lies at most so deep in the build tree
 
 // The library or program that contains this function.
@@ -50,13 +50,13 @@ bool same_owner(const fs::path& path, const fs::path& own) {
 // "" when no file is found, so that the loader's search is next.
 fs::path find_file(const fs::path& own) {
   const fs::path folder = own.parent_path();
-  if (is_file(folder / kName)) return folder / kName;
-  if (is_file(fs::path(GPULOAN_LIBDIR) / kName)) return fs::path(GPULOAN_LIBDIR) / kName;
-  if (const fs::path path = folder / "sim" / kName; is_file(path) && same_owner(path, own)) return path;
+  if (is_file(folder / kSimName)) return folder / kSimName;
+  if (is_file(fs::path(GPULOAN_LIBDIR) / kSimName)) return fs::path(GPULOAN_LIBDIR) / kSimName;
+  if (const fs::path path = folder / "sim" / kSimName; is_file(path) && same_owner(path, own)) return path;
   fs::path above = folder;
   for (int level = 0; level < kLevels; ++level) {
     above = above.parent_path();
-    const fs::path path = above / "lib" / "sim" / kName;
+    const fs::path path = above / "lib" / "sim" / kSimName;
     if (is_file(path) && same_owner(path, own)) return path;
   }
   return {};
@@ -78,8 +78,8 @@ Result<Library> open_sim_library() {
   }
   const fs::path own = own_file();
   if (const fs::path path = find_file(own); !path.empty()) return open_found(path.string());
-  if (void* handle = ::dlopen(kName, RTLD_NOW | RTLD_LOCAL)) return Library{handle, "simulated"};
-  return fail(GPULOAN_ERR_NO_DRIVER, std::string("no simulated driver: ") + kName + " is not beside " + own.string() +
+  if (void* handle = ::dlopen(kSimName, RTLD_NOW | RTLD_LOCAL)) return Library{handle, "simulated"};
+  return fail(GPULOAN_ERR_NO_DRIVER, std::string("no simulated driver: ") + kSimName + " is not beside " + own.string() +
                                          ", not in " GPULOAN_LIBDIR
                                          " and not found by the loader: install it, or set GPULOAN_SIM_LIBRARY to its path");
 }

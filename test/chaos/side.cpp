@@ -12,7 +12,7 @@
 namespace chaos {
 namespace {
 
-struct Witness {
+struct WitnessCalls {
   int (*claim)(std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t);
   int (*unclaim)(std::uint64_t, std::uint64_t);
 };
@@ -166,12 +166,12 @@ void Side::look_for_leaks(const std::set<std::string>& fds, const std::map<std::
 
 namespace {
 
-const Witness& witness(const Gpu& gpu) {
-  static const Witness found = [&] {
+const WitnessCalls& witness(const Gpu& gpu) {
+  static const WitnessCalls found = [&] {
     void* library = ::dlopen(gpu.info().path, RTLD_NOW | RTLD_LOCAL);
     expect(library != nullptr, "the simulated driver cannot be opened");
-    const Witness hooks = {reinterpret_cast<decltype(Witness::claim)>(::dlsym(library, "gpuloan_sim_claim")),
-                           reinterpret_cast<decltype(Witness::unclaim)>(::dlsym(library, "gpuloan_sim_unclaim"))};
+    const WitnessCalls hooks = {reinterpret_cast<decltype(WitnessCalls::claim)>(::dlsym(library, "gpuloan_sim_claim")),
+                           reinterpret_cast<decltype(WitnessCalls::unclaim)>(::dlsym(library, "gpuloan_sim_unclaim"))};
     expect(hooks.claim != nullptr && hooks.unclaim != nullptr, "a driver without a witness");
     return hooks;
   }();

@@ -8,6 +8,8 @@
 
 namespace loan_test {
 
+inline constexpr std::uint32_t kNoticedMs = 5000; // a death is noticed by then
+
 void read_loan(const Bench& bench);
 void write_loan(const Bench& bench);
 void many_turns(const Bench& bench);

@@ -8,7 +8,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = 100'003;
+constexpr std::uint64_t kCallerBytes = 100'003;
 
 void by_caller(gpuloan_context_options& options) {
   options.loop = GPULOAN_LOOP_CALLER;
@@ -51,8 +51,8 @@ void caller_importer(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench, {.flags = OpenCallerLoop});
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 1);
+  const Region region(peer, kCallerBytes);
+  bench.gpu.upload(region.pointer(), kCallerBytes, 1);
   const Lent lent = lend(bench, peer, region, {.keep_open = true});
   Borrowed loan = worker.offered(lent);
   for (std::uint64_t turn = 1; turn <= 3; ++turn) {
@@ -60,20 +60,20 @@ void caller_importer(const Bench& bench) {
     loan.check(turn);
     loan.done();
     lent.done();
-    bench.gpu.upload(region.pointer(), kBytes, turn + 1);
+    bench.gpu.upload(region.pointer(), kCallerBytes, turn + 1);
     expect_ok(gpuloan_loan_ready(lent, bench.gpu.stream()), "gpuloan_loan_ready");
   }
   loan.acquire();
   loan.done();
   expect_ok(gpuloan_reclaim(lent, kWaitMs), "gpuloan_reclaim");
-  Borrowed wish = worker.request(kBytes);
+  Borrowed wish = worker.request(kCallerBytes);
   const Granted granted = grant(bench, exporter.event(GPULOAN_EVENT_REQUEST).request, {});
   wish.acquire();
   wish.fill(8);
   wish.done();
   expect_status(wish.wait_end().status, GPULOAN_OK, "wait_end at the worker");
   granted.loan.ended();
-  expect_pattern(bench, granted.region.pointer(), kBytes, 8);
+  expect_pattern(bench, granted.region.pointer(), kCallerBytes, 8);
   expect_steps(granted.loan.report());
   expect_equal(worker.stats().engine, GPULOAN_ENGINE_EPOLL, "the worker's engine");
   worker.close();
@@ -84,8 +84,8 @@ void caller_exporter(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   expect_equal(exporter.stats().engine, GPULOAN_ENGINE_EPOLL, "the exporter's engine");
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 1);
+  const Region region(peer, kCallerBytes);
+  bench.gpu.upload(region.pointer(), kCallerBytes, 1);
   const Lent lent = lend(bench, peer, region, {});
   Borrowed loan = worker.offered(lent);
   expect_status(drive(exporter, worker, loan.command(Op::Acquire)).status, GPULOAN_OK, "acquire");
@@ -96,13 +96,13 @@ void caller_exporter(const Bench& bench) {
   expect_steps(lent.report());
   expect_carried(bench, lent.report());
 
-  Borrowed wish = worker.request(kBytes);
+  Borrowed wish = worker.request(kCallerBytes);
   const Granted granted = grant(bench, exporter.event(GPULOAN_EVENT_REQUEST).request, {});
   expect_status(drive(exporter, worker, wish.command(Op::Acquire)).status, GPULOAN_OK, "acquire");
   wish.fill(2);
   wish.done();
   drive_to_end(exporter, granted.loan);
-  expect_pattern(bench, granted.region.pointer(), kBytes, 2);
+  expect_pattern(bench, granted.region.pointer(), kCallerBytes, 2);
   expect_status(gpuloan_context_dispatch(exporter.get(), 0), GPULOAN_OK, "dispatch with nothing to do");
   worker.close();
 }
@@ -113,9 +113,9 @@ void late_exporter(const Bench& bench) {
   Exporter exporter(bench, by_caller);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kCallerBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
-  const Region open_region(peer, kBytes);
+  const Region open_region(peer, kCallerBytes);
   const Lent open = lend(bench, peer, open_region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
   Borrowed loan = worker.offered(lent);
   Borrowed kept = worker.offered(open);
@@ -130,8 +130,8 @@ void late_exporter(const Bench& bench) {
   lent.ended();
   open.done();
   open.ended();
-  expect_pattern(bench, region.pointer(), kBytes, 7);
-  expect_pattern(bench, open_region.pointer(), kBytes, 7);
+  expect_pattern(bench, region.pointer(), kCallerBytes, 7);
+  expect_pattern(bench, open_region.pointer(), kCallerBytes, 7);
 }
 
 } // namespace loan_test

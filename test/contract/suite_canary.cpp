@@ -13,7 +13,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = (std::uint64_t{1} << 20) + 3; // a chunk of its own
+constexpr std::uint64_t kCanaryBytes = (std::uint64_t{1} << 20) + 3; // a chunk of its own
 constexpr const char* kShapes[] = {"contiguous", "view", "odd", "large"};
 
 // For the processes that are started while it lives; this one has read it already.
@@ -62,8 +62,8 @@ void with_host_below(const Bench& bench, gpuloan_context_options& options) {
 }
 
 gpuloan_loan_report carried(const Bench& bench, Worker& worker, gpuloan_peer* peer, gpuloan_access access = GPULOAN_ACCESS_READ) {
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 7);
+  const Region region(peer, kCanaryBytes);
+  bench.gpu.upload(region.pointer(), kCanaryBytes, 7);
   const Lent lent = lend(bench, peer, region, {.access = access});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -71,7 +71,7 @@ gpuloan_loan_report carried(const Bench& bench, Worker& worker, gpuloan_peer* pe
   else loan.fill(8);
   loan.done();
   lent.ended();
-  if (access == GPULOAN_ACCESS_WRITE) expect_pattern(bench, region.pointer(), kBytes, 8);
+  if (access == GPULOAN_ACCESS_WRITE) expect_pattern(bench, region.pointer(), kCanaryBytes, 8);
   return lent.report();
 }
 
@@ -123,10 +123,10 @@ void host_canary_fails(const Bench& bench) {
     const WorkerFault fault(plan);
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
-    const Region region(peer, kBytes);
+    const Region region(peer, kCanaryBytes);
     gpuloan_loan* none = nullptr;
     for (const gpuloan_rung rungs : {GPULOAN_RUNG_HOST, GPULOAN_RUNG_VMM, GPULOAN_RUNG_HOST}) {
-      expect_status(try_lend(bench, peer, region.pointer(), kBytes, {.access = access, .rungs = static_cast<std::uint32_t>(rungs)}, &none), GPULOAN_ERR_NO_RUNG, plan + ": lend");
+      expect_status(try_lend(bench, peer, region.pointer(), kCanaryBytes, {.access = access, .rungs = static_cast<std::uint32_t>(rungs)}, &none), GPULOAN_ERR_NO_RUNG, plan + ": lend");
       expect_contains(gpuloan_error_text(), "the peer is refused", plan + ": the sentence");
     }
     expect_equal(canary_of(bench, peer), GPULOAN_CANARY_DEMOTED, plan + ": the canary's verdict");
@@ -156,9 +156,9 @@ void canary_without_memory(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   {
-    const Region region(peer, kBytes);
+    const Region region(peer, kCanaryBytes);
     gpuloan_loan* none = nullptr;
-    expect_status(try_lend(bench, peer, region.pointer(), kBytes, {}, &none), GPULOAN_ERR_DEVICE_MEMORY, "lend to a worker without memory");
+    expect_status(try_lend(bench, peer, region.pointer(), kCanaryBytes, {}, &none), GPULOAN_ERR_DEVICE_MEMORY, "lend to a worker without memory");
   }
   expect_equal(canary_of(bench, peer), GPULOAN_CANARY_NOT_ATTEMPTED, "the canary's verdict");
   expect_equal(carried(bench, worker, peer).canary, GPULOAN_CANARY_VERIFIED, "the next loan's canary");
@@ -173,14 +173,14 @@ void canary_shared(const Bench& bench) {
   });
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 7);
+  const Region region(peer, kCanaryBytes);
+  bench.gpu.upload(region.pointer(), kCanaryBytes, 7);
   constexpr std::size_t kThreads = 8;
   std::array<gpuloan_status, kThreads> status = {};
   std::array<gpuloan_loan*, kThreads> loans = {};
   std::vector<std::thread> threads;
   for (std::size_t index = 0; index < kThreads; ++index) {
-    threads.emplace_back([&, index] { status[index] = try_lend(bench, peer, region.pointer(), kBytes, {}, &loans[index]); });
+    threads.emplace_back([&, index] { status[index] = try_lend(bench, peer, region.pointer(), kCanaryBytes, {}, &loans[index]); });
   }
   for (std::thread& thread : threads) thread.join();
   for (std::size_t index = 0; index < kThreads; ++index) {
@@ -206,8 +206,8 @@ void canary_unanswered(const Bench& bench) {
   });
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 7);
+  const Region region(peer, kCanaryBytes);
+  bench.gpu.upload(region.pointer(), kCanaryBytes, 7);
   ::kill(worker.pid(), SIGSTOP);
   const LendArgs either = {.rungs = static_cast<std::uint32_t>(bench.cell.rung) | static_cast<std::uint32_t>(GPULOAN_RUNG_HOST)};
   const Lent lent = lend(bench, peer, region, either);

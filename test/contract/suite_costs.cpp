@@ -4,12 +4,6 @@
 #include "suite.hpp"
 
 namespace loan_test {
-namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-
-} // namespace
-
 const char* no_costs(const Bench& bench) { return bench.gpu.simulated() ? only_vmm(bench) : "the driver counts them"; }
 
 // D4. Each import takes the addresses of its chunk and no more; a chunk that is used again takes none.

@@ -12,9 +12,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kBytes = 150'001;
-constexpr std::uint32_t kNoticeMs = 5000; // a death is noticed by then
+constexpr std::uint64_t kCrowdBytes = 150'001;
 
 } // namespace
 
@@ -32,9 +30,9 @@ void eight_readers(const Bench& bench) {
     workers.push_back(std::make_unique<Worker>(bench));
     peers.push_back(exporter.attach(*workers.back()));
   }
-  const Region region(peers[0], kBytes);
+  const Region region(peers[0], kCrowdBytes);
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    bench.gpu.upload(region.pointer(), kBytes, round);
+    bench.gpu.upload(region.pointer(), kCrowdBytes, round);
     std::vector<Lent> lents;
     std::vector<Borrowed> loans;
     for (std::size_t index = 0; index < workers.size(); ++index) {
@@ -54,8 +52,8 @@ void one_view_ends(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 1);
+  const Region region(peer, kCrowdBytes);
+  bench.gpu.upload(region.pointer(), kCrowdBytes, 1);
   for (const bool first_ends : {true, false}) {
     const Lent first = lend(bench, peer, region, {});
     const Lent second = lend(bench, peer, region, {});
@@ -146,7 +144,7 @@ void outlive_one(const Bench& bench, gpuloan_context* context) {
   victim.kill();
   wait_for(GPULOAN_EVENT_PEER_LOST);
   expect_status(gpuloan_loan_done(loan, bench.gpu.stream()), GPULOAN_ERR_PEER_LOST, "done after the exporter died");
-  expect_status(gpuloan_loan_wait_end(loan, kNoticeMs), GPULOAN_ERR_PEER_LOST, "wait_end after the exporter died");
+  expect_status(gpuloan_loan_wait_end(loan, kNoticedMs), GPULOAN_ERR_PEER_LOST, "wait_end after the exporter died");
   gpuloan_peer_close(peer);
 }
 

@@ -9,14 +9,12 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = 100'003;
+constexpr std::uint64_t kDeathBytes = 100'003;
 constexpr std::uint64_t kLarge = (std::uint64_t{64} << 20) + 13; // shows on any device's books
-constexpr std::uint64_t kNoise = std::uint64_t{32} << 20;        // what a real driver may keep for itself
-constexpr std::uint32_t kNoticeMs = 5000;                        // a death is noticed by then
 
 void one_loan(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::uint64_t seed) {
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, seed);
+  const Region region(peer, kDeathBytes);
+  bench.gpu.upload(region.pointer(), kDeathBytes, seed);
   const Lent lent = lend(bench, peer, region, {});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -66,7 +64,7 @@ void killed_worker(const Bench& bench) {
   const std::uint64_t killed_at = now_ms();
   worker.kill();
   waiter.join();
-  expect(now_ms() - killed_at < kNoticeMs, "the death was not noticed within 5 s");
+  expect(now_ms() - killed_at < kNoticedMs, "the death was not noticed within 5 s");
   expect_status(waited, GPULOAN_ERR_PEER_LOST, "wait_done when the worker is killed");
   lent.ended(GPULOAN_ERR_PEER_LOST);
   expect_lost(bench, lent);
@@ -95,14 +93,14 @@ void killed_socket_kept(const Bench& bench) {
   const std::uint64_t used_at_start = bench.gpu.used_bytes();
   Worker worker(bench, {.keep_end = true});
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kDeathBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
   const std::uint64_t killed_at = now_ms();
   worker.kill();
   expect_status(gpuloan_loan_wait_done(lent, kWaitMs), GPULOAN_ERR_PEER_LOST, "wait_done when the worker is killed");
-  expect(now_ms() - killed_at < kNoticeMs, "the death was not noticed within 5 s");
+  expect(now_ms() - killed_at < kNoticedMs, "the death was not noticed within 5 s");
   lent.ended(GPULOAN_ERR_PEER_LOST);
   expect_lost(bench, lent);
   region.destroy();
@@ -116,7 +114,7 @@ void done_then_killed(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
-  Region region(peer, kBytes);
+  Region region(peer, kDeathBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -139,13 +137,13 @@ void closed_worker(const Bench& bench) {
   const std::uint64_t used_at_start = bench.gpu.used_bytes();
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region held_region(peer, kBytes);
-  Region offered_region(peer, kBytes);
+  Region held_region(peer, kDeathBytes);
+  Region offered_region(peer, kDeathBytes);
   const Lent held = lend(bench, peer, held_region, {.access = GPULOAN_ACCESS_WRITE});
   const Lent offered = lend(bench, peer, offered_region, {.access = GPULOAN_ACCESS_WRITE});
   Borrowed loan = worker.offered(held);
   loan.acquire();
-  static_cast<void>(worker.request(kBytes));
+  static_cast<void>(worker.request(kDeathBytes));
   const gpuloan_event request = exporter.event(GPULOAN_EVENT_REQUEST);
   worker.close();
   for (const Lent* lent : {&held, &offered}) {
@@ -171,7 +169,7 @@ void closed_after_its_word(const Bench& bench) {
     Exporter exporter(bench);
     Worker worker(bench, {.flags = flags});
     gpuloan_peer* peer = exporter.attach(worker);
-    Region failed_region(peer, kBytes), done_region(peer, kBytes);
+    Region failed_region(peer, kDeathBytes), done_region(peer, kDeathBytes);
     const Lent failed = lend(bench, peer, failed_region, {.access = GPULOAN_ACCESS_WRITE});
     const Lent done = lend(bench, peer, done_region, {.access = GPULOAN_ACCESS_WRITE});
     Borrowed fails = worker.offered(failed), does = worker.offered(done);
@@ -190,7 +188,7 @@ void closed_after_its_word(const Bench& bench) {
     expect_contains(failed.report().outcome_text, "the lamp is out", "its outcome_text");
     expect_equal(failed.report().memory_state, GPULOAN_MEMORY_RELEASED, "its memory_state");
     done.ended();
-    expect_pattern(bench, done_region.pointer(), kBytes, 6);
+    expect_pattern(bench, done_region.pointer(), kDeathBytes, 6);
     failed_region.destroy();
     done_region.destroy();
     exporter.event(GPULOAN_EVENT_PEER_LOST);
@@ -210,10 +208,10 @@ void two_workers(const Bench& bench) {
   expect_ok(gpuloan_peer_info_get(second_peer, &info), "gpuloan_peer_info_get");
   expect_contains(info.account, "two", "account");
   expect_equal(exporter.stats().peers, 2U, "peers");
-  const Region in_one(first_peer, kBytes);
-  const Region in_two(second_peer, kBytes);
-  bench.gpu.upload(in_one.pointer(), kBytes, 11);
-  bench.gpu.upload(in_two.pointer(), kBytes, 12);
+  const Region in_one(first_peer, kDeathBytes);
+  const Region in_two(second_peer, kDeathBytes);
+  bench.gpu.upload(in_one.pointer(), kDeathBytes, 11);
+  bench.gpu.upload(in_two.pointer(), kDeathBytes, 12);
   const Lent to_one = lend(bench, first_peer, in_one, {});
   const Lent to_two = lend(bench, second_peer, in_two, {});
   Borrowed one = first->offered(to_one);
@@ -222,7 +220,7 @@ void two_workers(const Bench& bench) {
   two.acquire();
   one.check(11);
   two.check(12);
-  Borrowed wish = second.request(kBytes);
+  Borrowed wish = second.request(kDeathBytes);
   const gpuloan_event event = exporter.event(GPULOAN_EVENT_REQUEST);
   expect(event.peer == second_peer, "the request is the other peer's");
   const Granted granted = grant(bench, event.request, {});
@@ -241,7 +239,7 @@ void two_workers(const Bench& bench) {
   wish.fill(13);
   wish.done();
   granted.loan.ended();
-  expect_pattern(bench, granted.region.pointer(), kBytes, 13);
+  expect_pattern(bench, granted.region.pointer(), kDeathBytes, 13);
   two.check(12);
   two.done();
   to_two.ended();
@@ -260,9 +258,9 @@ int run_victim(int control, int loan_end, const Cell& cell) {
   Exporter exporter(bench);
   expect_ok(gpuloan_context_attach(exporter.get(), loan_end, nullptr), "gpuloan_context_attach");
   gpuloan_peer* peer = exporter.event(GPULOAN_EVENT_PEER_READY).peer;
-  const Region keep_region(peer, kBytes);
-  const Region late_region(peer, kBytes);
-  gpu.upload(keep_region.pointer(), kBytes, 8);
+  const Region keep_region(peer, kDeathBytes);
+  const Region late_region(peer, kDeathBytes);
+  gpu.upload(keep_region.pointer(), kDeathBytes, 8);
   gpu.sync();
   const Lent keep = lend(bench, peer, keep_region, {});
   const auto say = [control](const Lent& lent) {
@@ -273,7 +271,7 @@ int run_victim(int control, int loan_end, const Cell& cell) {
   char word = 0;
   static_cast<void>(::recv(control, &word, 1, 0));
   if (no_stream_waits(bench) == nullptr) gpu.hold(1);
-  gpu.upload(late_region.pointer(), kBytes, 9, 1);
+  gpu.upload(late_region.pointer(), kDeathBytes, 9, 1);
   const Lent late = lend(bench, peer, late_region, {.stream = 1});
   say(late);
   static_cast<void>(::recv(control, &word, 1, 0)); // never comes
@@ -323,9 +321,9 @@ void killed_exporter(const Bench& bench) {
   const std::uint64_t killed_at = now_ms();
   victim.kill();
   expect(!worker.event(GPULOAN_EVENT_PEER_LOST, GPULOAN_ERR_PEER_LOST).empty(), "no reason for the loss");
-  expect(now_ms() - killed_at < kNoticeMs, "the death was not noticed within 5 s");
+  expect(now_ms() - killed_at < kNoticedMs, "the death was not noticed within 5 s");
   if (on_stream) {
-    expect(becomes([&] { return worker.idle(10); }, kNoticeMs), "the stream still waits for the dead exporter");
+    expect(becomes([&] { return worker.idle(10); }, kNoticedMs), "the stream still waits for the dead exporter");
     expect_status(late.try_done(10).status, GPULOAN_ERR_PEER_LOST, "done after the exporter died");
   }
   expect_status(late.wait_end().status, GPULOAN_ERR_PEER_LOST, "wait_end of the loan that waited");

@@ -10,7 +10,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = (std::uint64_t{2} << 20) + 4099;
+constexpr std::uint64_t kDevicesBytes = (std::uint64_t{2} << 20) + 4099;
 
 Cell all_rungs(Cell cell) {
   cell.rung = GPULOAN_RUNG_NONE; // all are allowed
@@ -36,21 +36,21 @@ struct Block {
 // with that UUID. The report of the first.
 gpuloan_loan_report there_and_back(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::uint64_t pointer, std::uint64_t seed,
                                    const std::string& uuid, Where where = Where::current()) {
-  bench.gpu.upload(pointer, kBytes, seed);
-  const Lent read = lend(bench, peer, pointer, kBytes, {}, where);
+  bench.gpu.upload(pointer, kDevicesBytes, seed);
+  const Lent read = lend(bench, peer, pointer, kDevicesBytes, {}, where);
   Borrowed reading = worker.offered(read, where);
   reading.acquire(where);
   reading.check(seed, 0, where);
   if (!uuid.empty()) expect(reading.device_of(where).text == uuid, "the view lies on " + std::string(reading.device_of(where).text) + ", not on " + uuid, where);
   reading.done(0, where);
   read.ended(GPULOAN_OK, where);
-  const Lent write = lend(bench, peer, pointer, kBytes, {.access = GPULOAN_ACCESS_WRITE}, where);
+  const Lent write = lend(bench, peer, pointer, kDevicesBytes, {.access = GPULOAN_ACCESS_WRITE}, where);
   Borrowed writing = worker.offered(write, where);
   writing.acquire(where);
   writing.fill(seed + 1000, 0, where);
   writing.done(0, where);
   write.ended(GPULOAN_OK, where);
-  expect_pattern(bench, pointer, kBytes, seed + 1000, 0, where);
+  expect_pattern(bench, pointer, kDevicesBytes, seed + 1000, 0, where);
   return read.report(where);
 }
 
@@ -63,20 +63,20 @@ void expect_direct(const gpuloan_loan_report& report, gpuloan_rung rung, Where w
 // Where a block lies that was opened on a peer of its device, a real driver was not asked yet: `across`.
 void expect_all_direct(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::uint64_t seed, const std::string& uuid, bool across = false,
                        Where where = Where::current()) {
-  Region region(peer, kBytes);
+  Region region(peer, kDevicesBytes);
   expect_direct(there_and_back(bench, peer, worker, region.pointer(), seed, uuid, where), GPULOAN_RUNG_VMM, where);
   region.destroy(where);
-  const Block block(bench.gpu, kBytes);
+  const Block block(bench.gpu, kDevicesBytes);
   expect_direct(there_and_back(bench, peer, worker, block.pointer, seed + 1, across && !bench.gpu.simulated() ? "" : uuid, where), GPULOAN_RUNG_IPC, where);
 }
 
 // Refused without a copy, for a reason with these words; carried by the host rung otherwise.
 void expect_apart(const Bench& bench, gpuloan_peer* peer, Worker& worker, std::uint64_t seed, std::string_view words, Where where = Where::current()) {
-  const Region region(peer, kBytes);
-  const Block block(bench.gpu, kBytes);
+  const Region region(peer, kDevicesBytes);
+  const Block block(bench.gpu, kDevicesBytes);
   for (const std::uint64_t pointer : {region.pointer(), block.pointer}) {
     gpuloan_loan* none = nullptr;
-    const gpuloan_status status = try_lend(bench, peer, pointer, kBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, &none);
+    const gpuloan_status status = try_lend(bench, peer, pointer, kDevicesBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, &none);
     expect_status(status, GPULOAN_ERR_NO_RUNG, "without a copy", where);
     expect_contains(gpuloan_error_text(), words, "the reason", where);
     const gpuloan_loan_report report = there_and_back(bench, peer, worker, pointer, seed++, "", where);
@@ -214,14 +214,14 @@ void across_devices(const Cell& wanted) {
     gpuloan_peer* peer = exporter.attach(worker);
     expect_all_direct(bench, peer, worker, static_cast<std::uint64_t>(ordinal) * 10 + 1, uuid, true);
 
-    Borrowed wish = worker.request(kBytes); // a result of the worker's, in the exporter's memory
+    Borrowed wish = worker.request(kDevicesBytes); // a result of the worker's, in the exporter's memory
     const Granted granted = grant(bench, exporter.event(GPULOAN_EVENT_REQUEST).request, {});
     wish.acquire();
     expect(wish.device_of().text == uuid, "the result lies on " + std::string(wish.device_of().text));
     wish.fill(77);
     wish.done();
     granted.loan.ended();
-    expect_pattern(bench, granted.region.pointer(), kBytes, 77);
+    expect_pattern(bench, granted.region.pointer(), kDevicesBytes, 77);
     worker.close();
   }
 }
@@ -276,8 +276,8 @@ void callers_contexts(const Cell& wanted) {
     };
     gpuloan_peer* peer = nullptr;
     Worker worker(bench, {.flags = OpenBare, .device = 1});
-    const Block block(gpu, kBytes);
-    gpu.upload(block.pointer, kBytes, 5);
+    const Block block(gpu, kDevicesBytes);
+    gpu.upload(block.pointer, kDevicesBytes, 5);
     gpu.sync();
     std::unique_ptr<Region> region;
     std::unique_ptr<Lent> lent;
@@ -285,11 +285,11 @@ void callers_contexts(const Cell& wanted) {
       const OtherContext there(gpu, current);
       exporter = std::make_unique<Exporter>(bench, meant);
       peer = exporter->attach(worker);
-      region = std::make_unique<Region>(peer, kBytes);
+      region = std::make_unique<Region>(peer, kDevicesBytes);
     }
     {
       const OtherContext there(gpu, current);
-      lent = std::make_unique<Lent>(lend(bench, peer, block.pointer, kBytes, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true}));
+      lent = std::make_unique<Lent>(lend(bench, peer, block.pointer, kDevicesBytes, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true}));
     }
     Borrowed loan = worker.offered(*lent);
     loan.acquire();
@@ -312,11 +312,11 @@ void callers_contexts(const Cell& wanted) {
       expect_direct(lent->report(), GPULOAN_RUNG_IPC);
       lent.reset();
     }
-    gpu.upload(region->pointer(), kBytes, 8);
+    gpu.upload(region->pointer(), kDevicesBytes, 8);
     gpu.sync();
     {
       const OtherContext there(gpu, current);
-      lent = std::make_unique<Lent>(lend(bench, peer, region->pointer(), kBytes, {}));
+      lent = std::make_unique<Lent>(lend(bench, peer, region->pointer(), kDevicesBytes, {}));
     }
     Borrowed reading = worker.offered(*lent);
     reading.acquire();
@@ -340,10 +340,10 @@ void callers_contexts(const Cell& wanted) {
   std::uint64_t wrong = 0;
   {
     const OtherContext there(gpu, other.context());
-    wrong = other.alloc(kBytes);
+    wrong = other.alloc(kDevicesBytes);
   }
   gpuloan_loan* none = nullptr;
-  expect_status(try_lend(bench, peer, wrong, kBytes, {}, &none), GPULOAN_ERR_INVALID, "lending device 0's memory from a context for device 1");
+  expect_status(try_lend(bench, peer, wrong, kDevicesBytes, {}, &none), GPULOAN_ERR_INVALID, "lending device 0's memory from a context for device 1");
   expect_contains(gpuloan_error_text(), "is memory of device 0, the context works on device 1 (" + uuid, "the reason");
   other.free(wrong);
   worker.close();
@@ -401,18 +401,18 @@ void one_process(const Cell& wanted) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kDevicesBytes);
   expect_direct(there_and_back(bench, peer, worker, region.pointer(), 1, ""), GPULOAN_RUNG_VMM);
   region.destroy();
   {
-    const Block block(gpu, kBytes);
+    const Block block(gpu, kDevicesBytes);
     gpuloan_loan* none = nullptr;
-    expect_status(try_lend(bench, peer, block.pointer, kBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, &none), GPULOAN_ERR_NO_RUNG, "ipc in one process");
+    expect_status(try_lend(bench, peer, block.pointer, kDevicesBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY}, &none), GPULOAN_ERR_NO_RUNG, "ipc in one process");
     expect_contains(gpuloan_error_text(), "one process, which cannot open its own legacy handles", "the reason");
     const gpuloan_loan_report report = there_and_back(bench, peer, worker, block.pointer, 3, "");
     expect_equal(report.rung, GPULOAN_RUNG_VMM, "rung of the copy");
-    expect_equal(report.copied_bytes, kBytes, "copied bytes");
-    const Lent host = lend(bench, peer, block.pointer, kBytes, {.rungs = GPULOAN_RUNG_HOST});
+    expect_equal(report.copied_bytes, kDevicesBytes, "copied bytes");
+    const Lent host = lend(bench, peer, block.pointer, kDevicesBytes, {.rungs = GPULOAN_RUNG_HOST});
     Borrowed loan = worker.offered(host);
     loan.acquire();
     loan.check(1003);
@@ -432,8 +432,8 @@ void opened_by_others(const Cell& wanted) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Block block(gpu, kBytes);
-  const Lent lent = lend(bench, peer, block.pointer, kBytes, {});
+  const Block block(gpu, kDevicesBytes);
+  const Lent lent = lend(bench, peer, block.pointer, kDevicesBytes, {});
   Borrowed loan = worker.offered(lent);
   const Reply reply = loan.try_acquire(kWaitMs);
   expect_status(reply.status, GPULOAN_ERR_DRIVER, "acquire");
@@ -459,11 +459,11 @@ void exclusive_process(const Cell& wanted) {
   {
     Worker worker(bench, {.flags = OpenLate});
     gpuloan_peer* peer = exporter.attach(worker);
-    const Region region(peer, kBytes);
-    const Block block(gpu, kBytes);
+    const Region region(peer, kDevicesBytes);
+    const Block block(gpu, kDevicesBytes);
     for (const std::uint64_t pointer : {region.pointer(), block.pointer}) {
       gpuloan_loan* none = nullptr;
-      expect_status(try_lend(bench, peer, pointer, kBytes, {}, &none), GPULOAN_ERR_NO_RUNG, "a loan to a second process");
+      expect_status(try_lend(bench, peer, pointer, kDevicesBytes, {}, &none), GPULOAN_ERR_NO_RUNG, "a loan to a second process");
       expect_contains(gpuloan_error_text(), "exclusive-process mode", "the reason");
     }
     worker.close();
@@ -471,8 +471,8 @@ void exclusive_process(const Cell& wanted) {
   {
     Worker worker(bench, {.flags = OpenNoDevice});
     gpuloan_peer* peer = exporter.attach(worker);
-    const Region region(peer, kBytes);
-    gpu.upload(region.pointer(), kBytes, 4);
+    const Region region(peer, kDevicesBytes);
+    gpu.upload(region.pointer(), kDevicesBytes, 4);
     const Lent lent = lend(bench, peer, region, {});
     Borrowed loan = worker.offered(lent);
     loan.acquire();

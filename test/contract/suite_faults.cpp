@@ -7,7 +7,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = (std::uint64_t{1} << 20) + 3; // a chunk of its own
+constexpr std::uint64_t kFaultsBytes = (std::uint64_t{1} << 20) + 3; // a chunk of its own
 
 } // namespace
 
@@ -20,7 +20,7 @@ void failed_context(const Bench& bench) {
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
     warm_up(bench, peer, worker);
-    Region region(peer, kBytes);
+    Region region(peer, kFaultsBytes);
     const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
     Borrowed loan = worker.offered(lent);
     loan.acquire();
@@ -50,8 +50,8 @@ void one_reader_killed(const Bench& bench) {
   gpuloan_peer* second_peer = exporter.attach(second);
   warm_up(bench, first_peer, first);
   warm_up(bench, second_peer, second);
-  Region region(first_peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 3);
+  Region region(first_peer, kFaultsBytes);
+  bench.gpu.upload(region.pointer(), kFaultsBytes, 3);
   const Lent one = lend(bench, first_peer, region, {});
   const Lent two = lend(bench, second_peer, region, {});
   Borrowed killed = first.offered(one);

@@ -7,7 +7,6 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kSizes[] = {1, 15, 16, 17, kChunk - 1, kChunk, kChunk + 1};
 
 struct Row {

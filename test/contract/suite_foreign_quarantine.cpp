@@ -9,8 +9,8 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = (std::uint64_t{3} << 20) + 5;
-constexpr std::uint32_t kKeptMs = 300; // at least: so long is looked
+constexpr std::uint64_t kQuarantineBytes = (std::uint64_t{3} << 20) + 5;
+constexpr std::uint32_t kQuarantineKeptMs = 300; // at least: so long is looked
 constexpr std::uint32_t kGoneMs = 5000;
 
 class Sleeper {
@@ -30,19 +30,19 @@ class Sleeper {
 // Holds for a while; what is checked may fail at no moment of it.
 template <typename Check>
 void holds(Check check) {
-  for (const std::uint64_t end = now_ms() + kKeptMs; now_ms() < end; nap()) check();
+  for (const std::uint64_t end = now_ms() + kQuarantineKeptMs; now_ms() < end; nap()) check();
 }
 
 void quarantine(const Bench& bench, Made made) {
   Released released;
-  Foreign memory(bench, made, {.bytes = kBytes, .before = 4096});
+  Foreign memory(bench, made, {.bytes = kQuarantineBytes, .before = 4096});
   Exporter exporter(bench);
   Worker worker(bench);
   Worker other(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   gpuloan_peer* other_peer = exporter.attach(other);
   const LendArgs write = {.access = GPULOAN_ACCESS_WRITE, .policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY};
-  Lent lent = lend(bench, peer, memory.pointer(), kBytes, with_release(write, released));
+  Lent lent = lend(bench, peer, memory.pointer(), kQuarantineBytes, with_release(write, released));
   Borrowed loan = worker.offered(lent);
   loan.acquire();
   loan.fill(3);
@@ -52,11 +52,11 @@ void quarantine(const Bench& bench, Made made) {
   expect_equal(exporter.stats().loans_out, 0U, "loans out");
   holds([&] {
     expect_equal(lent.report().memory_state, GPULOAN_MEMORY_QUARANTINED, "memory_state while the child lives");
-    expect_equal(exporter.stats().quarantined_bytes, kBytes, "quarantined bytes while the child lives");
+    expect_equal(exporter.stats().quarantined_bytes, kQuarantineBytes, "quarantined bytes while the child lives");
     released.expect_none("the release function while the child lives");
   });
   gpuloan_loan* none = nullptr;
-  for (const std::uint64_t at : {memory.pointer(), memory.pointer() + kBytes - 1}) {
+  for (const std::uint64_t at : {memory.pointer(), memory.pointer() + kQuarantineBytes - 1}) {
     expect_status(try_lend(bench, other_peer, at, 1, {}, &none), GPULOAN_ERR_BUSY, "lend of quarantined memory to another peer");
   }
   child.kill();
@@ -64,7 +64,7 @@ void quarantine(const Bench& bench, Made made) {
   expect_equal(exporter.stats().quarantined_bytes, 0U, "quarantined bytes in the end");
   released.expect_once("the release function in the end");
   memory.fill(4);
-  Lent again = lend(bench, other_peer, memory.pointer(), kBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY});
+  Lent again = lend(bench, other_peer, memory.pointer(), kQuarantineBytes, {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY});
   Borrowed reader = other.offered(again);
   reader.acquire();
   reader.check(4);
@@ -86,11 +86,11 @@ void quarantine_vmm(const Bench& bench) { quarantine(bench, Made::VmmMany); }
 void quarantine_behind_context(const Bench& bench) {
   for (const Made made : {Made::Alloc, Made::VmmMany}) {
     Released released;
-    Foreign memory(bench, made, {.bytes = kBytes});
+    Foreign memory(bench, made, {.bytes = kQuarantineBytes});
     Exporter exporter(bench);
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
-    Lent lent = lend(bench, peer, memory.pointer(), kBytes, with_release({.access = GPULOAN_ACCESS_WRITE}, released));
+    Lent lent = lend(bench, peer, memory.pointer(), kQuarantineBytes, with_release({.access = GPULOAN_ACCESS_WRITE}, released));
     worker.offered(lent).acquire();
     Sleeper child(worker.fork_sleeper());
     worker.kill();
@@ -109,7 +109,7 @@ void surrendered_arena(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kQuarantineBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE, .rungs = GPULOAN_RUNG_VMM});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -118,9 +118,9 @@ void surrendered_arena(const Bench& bench) {
   worker.kill();
   lent.ended(GPULOAN_ERR_PEER_LOST);
   expect_equal(lent.report().memory_state, GPULOAN_MEMORY_RETIRED, "memory_state");
-  expect(exporter.stats().retired_bytes >= kBytes, "retired bytes");
+  expect(exporter.stats().retired_bytes >= kQuarantineBytes, "retired bytes");
   region.destroy();
-  const auto surrendered = [&] { return exporter.stats().retired_bytes == 0 && exporter.stats().surrendered_bytes >= kBytes; };
+  const auto surrendered = [&] { return exporter.stats().retired_bytes == 0 && exporter.stats().surrendered_bytes >= kQuarantineBytes; };
   expect(becomes(surrendered, kGoneMs), "the chunk is not surrendered");
   holds([&] {
     expect_equal(lent.report().memory_state, GPULOAN_MEMORY_SURRENDERED, "memory_state while the child lives");

@@ -12,8 +12,8 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = (std::uint64_t{2} << 20) + 77;
-constexpr std::uint32_t kKeptMs = 100;
+constexpr std::uint64_t kReleaseBytes = (std::uint64_t{2} << 20) + 77;
+constexpr std::uint32_t kReleaseKeptMs = 100;
 
 // Memory for each way to carry it: cuMemAlloc memory (ipc), others' VMM memory (vmm), a pool's (host, and with a copy on the
 // device), and the arena's own.
@@ -21,8 +21,8 @@ class Memory {
  public:
   static constexpr int kCount = 5, kArena = 4;
   Memory(const Bench& bench, gpuloan_peer* peer, int number) {
-    if (number == kArena) region_.emplace_back(peer, kBytes);
-    else foreign_ = std::make_unique<Foreign>(bench, kMade[number], Shape{.bytes = kBytes, .before = 512});
+    if (number == kArena) region_.emplace_back(peer, kReleaseBytes);
+    else foreign_ = std::make_unique<Foreign>(bench, kMade[number], Shape{.bytes = kReleaseBytes, .before = 512});
   }
   [[nodiscard]] std::uint64_t pointer() const { return foreign_ ? foreign_->pointer() : region_.front().pointer(); }
   // Whether it may be touched, and is kept, behind the loss of a peer.
@@ -78,7 +78,7 @@ void release_ends(const Bench& bench) {
     Memory memory(bench, peer, number);
     for (int way = 0; way < 4; ++way) {
       Released& mine = released[static_cast<std::size_t>(number * 4 + way)];
-      const Lent lent = lend(bench, peer, memory.pointer(), kBytes, with_release(Memory::args(number), mine));
+      const Lent lent = lend(bench, peer, memory.pointer(), kReleaseBytes, with_release(Memory::args(number), mine));
       Borrowed loan = worker.offered(lent);
       loan.acquire();
       mine.expect_none("the release function while the loan is out");
@@ -103,11 +103,11 @@ void release_ends(const Bench& bench) {
 // Memory of the caller's own for what the worker asked for.
 void release_grants(const Bench& bench) {
   Released released;
-  Foreign memory(bench, Made::Alloc, {.bytes = kBytes});
+  Foreign memory(bench, Made::Alloc, {.bytes = kReleaseBytes});
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Borrowed wish = worker.request(kBytes);
+  Borrowed wish = worker.request(kReleaseBytes);
   gpuloan_request* request = exporter.event(GPULOAN_EVENT_REQUEST).request;
   auto options = init<gpuloan_lend_options>();
   options.release = Released::call;
@@ -148,7 +148,7 @@ struct Chain {
     options.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY;
     options.stream = GPULOAN_STREAM_CPU;
     gpuloan_loan* made = nullptr;
-    status = gpuloan_lend(peer, pointer, kBytes, &options, &made);
+    status = gpuloan_lend(peer, pointer, kReleaseBytes, &options, &made);
     next = made;
   }
 };
@@ -158,7 +158,7 @@ struct Chain {
 // B9
 void release_lends_again(const Bench& bench) {
   Chain chain;
-  Foreign memory(bench, Made::Alloc, {.bytes = kBytes});
+  Foreign memory(bench, Made::Alloc, {.bytes = kReleaseBytes});
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
@@ -167,7 +167,7 @@ void release_lends_again(const Bench& bench) {
   LendArgs args = {.access = GPULOAN_ACCESS_WRITE};
   args.release = Chain::call;
   args.release_user = &chain;
-  const Lent first = lend(bench, peer, memory.pointer(), kBytes, args);
+  const Lent first = lend(bench, peer, memory.pointer(), kReleaseBytes, args);
   Borrowed writer = worker.offered(first);
   writer.acquire();
   writer.fill(1);
@@ -204,7 +204,7 @@ struct Witness {
 
 // Nobody says when a call that must not come would have come: some time is watched.
 void stays_uncalled(const Released& released) {
-  for (const std::uint64_t end = now_ms() + kKeptMs; now_ms() < end; nap()) released.expect_none("the release function, too early");
+  for (const std::uint64_t end = now_ms() + kReleaseKeptMs; now_ms() < end; nap()) released.expect_none("the release function, too early");
 }
 
 enum class Leaves { Killed, Closes };
@@ -219,7 +219,7 @@ void release_lost(const Bench& bench, Leaves how) {
     LendArgs args = Memory::args(number);
     args.release = Witness::call;
     args.release_user = &witness;
-    Lent lent = lend(bench, peer, memory.pointer(), kBytes, args);
+    Lent lent = lend(bench, peer, memory.pointer(), kReleaseBytes, args);
     witness.loan = lent.get();
     Borrowed loan = worker.offered(lent);
     loan.acquire();
@@ -253,7 +253,7 @@ void release_peer_closed(const Bench& bench) {
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
     Memory memory(bench, peer, number);
-    Lent lent = lend(bench, peer, memory.pointer(), kBytes, with_release(Memory::args(number), released));
+    Lent lent = lend(bench, peer, memory.pointer(), kReleaseBytes, with_release(Memory::args(number), released));
     Borrowed loan = worker.offered(lent);
     loan.acquire();
     gpuloan_peer_close(peer);
@@ -282,7 +282,7 @@ void release_context(const Bench& bench) {
     Worker worker(bench);
     gpuloan_peer* peer = exporter.attach(worker);
     Memory memory(bench, peer, number);
-    Lent lent = lend(bench, peer, memory.pointer(), kBytes, with_release(Memory::args(number), released));
+    Lent lent = lend(bench, peer, memory.pointer(), kReleaseBytes, with_release(Memory::args(number), released));
     Borrowed loan = worker.offered(lent);
     loan.acquire();
     exporter.destroy();
@@ -337,13 +337,13 @@ void prove_copies(const Bench& bench, gpuloan_peer* peer, Worker& worker) {
 // D1
 void release_refused(const Bench& bench) {
   Released released;
-  Foreign memory(bench, Made::Alloc, {.bytes = kBytes});
+  Foreign memory(bench, Made::Alloc, {.bytes = kReleaseBytes});
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   gpuloan_loan* none = nullptr;
   const auto lend_to_fail = [&](std::uint64_t pointer, LendArgs args) {
-    return try_lend(bench, peer, pointer, kBytes, with_release(args, released), &none);
+    return try_lend(bench, peer, pointer, kReleaseBytes, with_release(args, released), &none);
   };
   expect_status(lend_to_fail(memory.pointer() + 1, {}), GPULOAN_ERR_INVALID, "lend of a range that leaves the block");
   expect_status(lend_to_fail(memory.pointer(), {.policy = GPULOAN_POLICY_REQUIRE_ZERO_COPY, .rungs = GPULOAN_RUNG_VMM}),
@@ -356,7 +356,7 @@ void release_refused(const Bench& bench) {
     expect_contains(gpuloan_error_text(), "RLIMIT_NOFILE", "the sentence");
   }
   {
-    const Lent lent = lend(bench, peer, memory.pointer(), kBytes, {});
+    const Lent lent = lend(bench, peer, memory.pointer(), kReleaseBytes, {});
     expect_status(lend_to_fail(memory.pointer(), {.access = GPULOAN_ACCESS_WRITE}), GPULOAN_ERR_BUSY, "lend of what is lent");
     Borrowed loan = worker.offered(lent);
     loan.acquire();

@@ -7,8 +7,6 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kNoise = std::uint64_t{32} << 20; // what a driver may keep for itself, and what others give back meanwhile
 
 // The canary of the way has pieces of its own.
 void first_loan(const Bench& bench, gpuloan_peer* peer, Worker& worker) {

@@ -9,8 +9,6 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kNoise = std::uint64_t{32} << 20; // what a real driver may keep for itself
 
 struct View {
   std::uint64_t offset, bytes, seed;

@@ -4,12 +4,6 @@
 #include "suite.hpp"
 
 namespace loan_test {
-namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-
-} // namespace
-
 // A13, C12. The producer's stream still lags when the loan is made. With the host gate it is lend() that waits for it.
 void read_loan(const Bench& bench) {
   Exporter exporter(bench);

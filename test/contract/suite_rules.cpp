@@ -8,7 +8,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = 200'000;
+constexpr std::uint64_t kRulesBytes = 200'000;
 
 void finish(Borrowed loan, const Lent& lent) {
   loan.acquire();
@@ -31,25 +31,25 @@ void busy_rules(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kRulesBytes);
   const std::uint64_t at = region.pointer();
   {
     const Lent first = lend(bench, peer, region, {});
     const Lent second = lend(bench, peer, region, {});
     const Lent part = lend(bench, peer, at + 1000, 1000, {});
-    expect_busy(bench, peer, at, kBytes, GPULOAN_ACCESS_WRITE, "write under read");
-    expect_busy(bench, peer, at + kBytes - 1, 1, GPULOAN_ACCESS_WRITE, "write under the last byte of a read loan");
+    expect_busy(bench, peer, at, kRulesBytes, GPULOAN_ACCESS_WRITE, "write under read");
+    expect_busy(bench, peer, at + kRulesBytes - 1, 1, GPULOAN_ACCESS_WRITE, "write under the last byte of a read loan");
     if (!bench.own_memory()) expect_status(gpuloan_region_destroy(region.get()), GPULOAN_ERR_BUSY, "destroy under read");
     finish(worker.offered(second), second);
     finish(worker.offered(part), part);
-    expect_busy(bench, peer, at, kBytes, GPULOAN_ACCESS_WRITE, "write under the reader that is left");
+    expect_busy(bench, peer, at, kRulesBytes, GPULOAN_ACCESS_WRITE, "write under the reader that is left");
     finish(worker.offered(first), first);
   }
   {
-    const Lent low = lend(bench, peer, at, kBytes / 2, {.access = GPULOAN_ACCESS_WRITE});
-    const Lent high = lend(bench, peer, at + kBytes / 2, kBytes / 2, {.access = GPULOAN_ACCESS_WRITE});
+    const Lent low = lend(bench, peer, at, kRulesBytes / 2, {.access = GPULOAN_ACCESS_WRITE});
+    const Lent high = lend(bench, peer, at + kRulesBytes / 2, kRulesBytes / 2, {.access = GPULOAN_ACCESS_WRITE});
     expect_busy(bench, peer, at, 1, GPULOAN_ACCESS_WRITE, "write under write");
-    expect_busy(bench, peer, at + kBytes / 2 - 1, 2, GPULOAN_ACCESS_READ, "read under two writers");
+    expect_busy(bench, peer, at + kRulesBytes / 2 - 1, 2, GPULOAN_ACCESS_READ, "read under two writers");
     if (!bench.own_memory()) expect_status(gpuloan_region_destroy(region.get()), GPULOAN_ERR_BUSY, "destroy under write");
     finish(worker.offered(high), high);
     finish(worker.offered(low), low);
@@ -63,7 +63,7 @@ void cancel_held(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kRulesBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -76,13 +76,13 @@ void cancel_held(const Bench& bench) {
   expect_contains(loan.report().outcome_text, "the request was withdrawn", "the reason at the worker");
   expect_equal(lent.report().memory_state, GPULOAN_MEMORY_HELD, "memory_state while the worker holds it");
   expect_equal(lent.report().ended, 0, "ended while the worker holds it");
-  expect_busy(bench, peer, region.pointer(), kBytes, GPULOAN_ACCESS_READ, "lend of held memory");
+  expect_busy(bench, peer, region.pointer(), kRulesBytes, GPULOAN_ACCESS_READ, "lend of held memory");
   if (!bench.own_memory()) expect_status(gpuloan_region_destroy(region.get()), GPULOAN_ERR_BUSY, "destroy of held memory");
   expect_status(loan.try_done().status, GPULOAN_ERR_CANCELLED, "done of a cancelled loan");
   lent.ended(GPULOAN_ERR_CANCELLED);
   expect_status(loan.wait_end().status, GPULOAN_ERR_CANCELLED, "wait_end at the worker");
   expect_equal(lent.report().memory_state, GPULOAN_MEMORY_RELEASED, "memory_state after the ACK");
-  bench.gpu.upload(region.pointer(), kBytes, 9);
+  bench.gpu.upload(region.pointer(), kRulesBytes, 9);
   const Lent again = lend(bench, peer, region, {});
   Borrowed next = worker.offered(again);
   next.acquire();
@@ -98,7 +98,7 @@ void cancel_waiting(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kRulesBytes);
   {
     const Lent lent = lend(bench, peer, region, {});
     Borrowed loan = worker.offered(lent);
@@ -125,7 +125,7 @@ void failed_work(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  Region region(peer, kBytes);
+  Region region(peer, kRulesBytes);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
   Borrowed loan = worker.offered(lent);
   loan.acquire();
@@ -147,7 +147,7 @@ void returned_unfinished(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kRulesBytes);
   for (const bool acquired : {true, false}) {
     const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
     Borrowed loan = worker.offered(lent);
@@ -178,7 +178,7 @@ void denied_request(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   exporter.attach(worker);
-  Borrowed wish = worker.request(kBytes);
+  Borrowed wish = worker.request(kRulesBytes);
   expect_status(wish.try_acquire(0).status, GPULOAN_ERR_TIMEOUT, "acquire before the answer");
   const gpuloan_event event = exporter.event(GPULOAN_EVENT_REQUEST);
   expect_ok(gpuloan_request_deny(event.request, "no room for you"), "gpuloan_request_deny");
@@ -187,7 +187,7 @@ void denied_request(const Bench& bench) {
   expect_contains(reply.text, "no room for you", "the reason at the worker");
   expect_status(wish.wait_end().status, GPULOAN_ERR_DENIED, "wait_end");
   // A wish that its worker gave up is granted into the void.
-  Borrowed dropped = worker.request(kBytes);
+  Borrowed dropped = worker.request(kRulesBytes);
   dropped.give_back();
   const Granted granted = grant(bench, exporter.event(GPULOAN_EVENT_REQUEST).request, {});
   granted.loan.ended(GPULOAN_ERR_RETURNED);
@@ -237,7 +237,7 @@ void wrong_calls(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kRulesBytes);
   const Lent lent = lend(bench, peer, region, {});
   Borrowed loan = worker.offered(lent);
   expect_status(loan.try_done().status, GPULOAN_ERR_STATE, "done before acquire");
@@ -252,8 +252,8 @@ void wrong_calls(const Bench& bench) {
   expect_status(loan.try_acquire(0).status, GPULOAN_ERR_STATE, "acquire after the end");
   gpuloan_loan* none = nullptr;
   if (!bench.own_memory()) {
-    const Region read_only(peer, kBytes, GPULOAN_ACCESS_READ);
-    expect_status(try_lend(bench, peer, read_only.pointer(), kBytes, {.access = GPULOAN_ACCESS_WRITE}, &none), GPULOAN_ERR_INVALID,
+    const Region read_only(peer, kRulesBytes, GPULOAN_ACCESS_READ);
+    expect_status(try_lend(bench, peer, read_only.pointer(), kRulesBytes, {.access = GPULOAN_ACCESS_WRITE}, &none), GPULOAN_ERR_INVALID,
                   "write loan of a region made for reading");
   }
   expect_status(try_lend(bench, peer, UINT64_MAX, 2, {}, &none), GPULOAN_ERR_INVALID, "a range that wraps around");

@@ -10,7 +10,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = 200'003;
+constexpr std::uint64_t kStopBytes = 200'003;
 
 enum class Stop { BeforeExport, BeforeAcquire, Acquired, Filled, Done, Ended };
 
@@ -37,8 +37,8 @@ void while_stopped(const Worker& worker, const Exporter& exporter, const Lent& l
 }
 
 void stopped_at(const Bench& bench, Exporter& exporter, Worker& worker, gpuloan_peer* peer, Stop stop) {
-  const Region region(peer, kBytes);
-  bench.gpu.upload(region.pointer(), kBytes, 1);
+  const Region region(peer, kStopBytes);
+  bench.gpu.upload(region.pointer(), kStopBytes, 1);
   if (stop == Stop::BeforeExport) halt(worker);
   const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
   if (stop == Stop::BeforeExport) go_on(worker, exporter, lent);
@@ -53,7 +53,7 @@ void stopped_at(const Bench& bench, Exporter& exporter, Worker& worker, gpuloan_
   expect_status(loan.wait_end().status, GPULOAN_OK, "the end at the worker");
   lent.ended();
   if (stop == Stop::Ended) while_stopped(worker, exporter, lent);
-  expect_pattern(bench, region.pointer(), kBytes, 2);
+  expect_pattern(bench, region.pointer(), kStopBytes, 2);
 }
 
 } // namespace

@@ -13,7 +13,6 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kWordsOnly = kMiB + (kMiB >> 1); // the control pages of one peer and its tether; no ring, no chunk
 
 // For the processes that are started while it lives; this one has read it already.

@@ -8,7 +8,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kBytes = 100'003;
+constexpr std::uint64_t kWaitsBytes = 100'003;
 
 } // namespace
 
@@ -18,9 +18,9 @@ void not_ready_yet(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kWaitsBytes);
   if (!bench.host_gate()) bench.gpu.hold(1);
-  bench.gpu.upload(region.pointer(), kBytes, 1, 1);
+  bench.gpu.upload(region.pointer(), kWaitsBytes, 1, 1);
   const Lent lent = lend(bench, peer, region, {.stream = 1, .keep_open = true});
   Borrowed loan = worker.offered(lent);
   if (!bench.host_gate()) {
@@ -34,7 +34,7 @@ void not_ready_yet(const Bench& bench) {
   lent.done();
   expect_status(loan.try_acquire(0).status, GPULOAN_ERR_TIMEOUT, "acquire(0) between two turns");
   expect_status(loan.try_acquire(50).status, GPULOAN_ERR_TIMEOUT, "acquire(50) between two turns");
-  bench.gpu.upload(region.pointer(), kBytes, 2, 1);
+  bench.gpu.upload(region.pointer(), kWaitsBytes, 2, 1);
   expect_ok(gpuloan_loan_ready(lent, bench.gpu.stream(1)), "gpuloan_loan_ready");
   loan.acquire();
   loan.check(2);
@@ -42,7 +42,7 @@ void not_ready_yet(const Bench& bench) {
   loan.done();
   expect_ok(gpuloan_reclaim(lent, kWaitMs), "gpuloan_reclaim");
 
-  Borrowed wish = worker.request(kBytes);
+  Borrowed wish = worker.request(kWaitsBytes);
   expect_status(wish.try_acquire(0).status, GPULOAN_ERR_TIMEOUT, "acquire(0) of a request");
   expect_status(wish.try_acquire(50).status, GPULOAN_ERR_TIMEOUT, "acquire(50) of a request");
   const Granted granted = grant(bench, exporter.event(GPULOAN_EVENT_REQUEST).request, {});
@@ -50,7 +50,7 @@ void not_ready_yet(const Bench& bench) {
   wish.fill(3);
   wish.done();
   granted.loan.ended();
-  expect_pattern(bench, granted.region.pointer(), kBytes, 3);
+  expect_pattern(bench, granted.region.pointer(), kWaitsBytes, 3);
   worker.close();
 }
 
@@ -77,8 +77,8 @@ Waiting lend_behind_held(const Bench& bench, gpuloan_peer* peer, Worker& worker,
   Waiting all;
   bench.gpu.hold(kProducer);
   for (unsigned index = 0; index < count; ++index) {
-    const Region& region = all.regions.emplace_back(peer, kBytes);
-    bench.gpu.upload(region.pointer(), kBytes, 20 + index, kProducer);
+    const Region& region = all.regions.emplace_back(peer, kWaitsBytes);
+    bench.gpu.upload(region.pointer(), kWaitsBytes, 20 + index, kProducer);
     all.lent.push_back(lend(bench, peer, region, {.stream = kProducer}));
     all.loans.push_back(worker.offered(all.lent.back()));
   }
@@ -136,9 +136,9 @@ void no_wait_elsewhere(const Bench& bench) {
   Worker worker(bench);
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
-  const Region region(peer, kBytes);
+  const Region region(peer, kWaitsBytes);
   if (!bench.host_gate()) bench.gpu.hold(kProducer);
-  bench.gpu.upload(region.pointer(), kBytes, 5, kProducer);
+  bench.gpu.upload(region.pointer(), kWaitsBytes, 5, kProducer);
   const Lent lent = lend(bench, peer, region, {.stream = kProducer});
   Borrowed loan = worker.offered(lent);
   if (!bench.host_gate()) {

@@ -498,7 +498,7 @@ void deaf_listener(const Bench&) {
   expect(now_ms() - start < 5000, "the timeout was not kept");
 }
 
-constexpr Case kCases[] = {
+constexpr Case kHandshakeCases[] = {
     {"the right key", right_key},
     {"no key, a wrong one, a used one", wrong_keys},
     {"a key survives a refusal", key_survives_refusal},
@@ -520,6 +520,6 @@ constexpr Case kCases[] = {
 
 } // namespace
 
-std::span<const Case> handshake_cases() { return kCases; }
+std::span<const Case> handshake_cases() { return kHandshakeCases; }
 
 } // namespace loan_test

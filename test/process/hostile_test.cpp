@@ -321,7 +321,7 @@ void records_in_one_message(const Bench& bench) {
     bool descriptor;
   };
   const Wrong wrongs[] = {
-      {"a second record that is cut", [](auto& message) { message.resize(message.size() - 1); }, false},
+      {"a second record that is cut", [](auto& message) { message.pop_back(); }, false},
       {"a second record of zeros", [](auto& message) { std::fill(message.begin() + 128, message.end(), 0); }, false},
       {"a second record that declares a tail", [](auto& message) { message[128 + 10] = 1; }, false},
       {"a second record that declares a descriptor", [](auto& message) { message[128 + 8] = 1; }, false},
@@ -360,7 +360,7 @@ void deaf_peer(const Bench& bench) {
   scene.worker.close();
 }
 
-constexpr Case kCases[] = {
+constexpr Case kHostileCases[] = {
     {"handshake out of turn", out_of_turn},
     {"lies at rest", lies_at_rest},
     {"rubbish at rest", rubbish_at_rest},
@@ -374,6 +374,6 @@ constexpr Case kCases[] = {
 
 } // namespace
 
-std::span<const Case> hostile_cases() { return kCases; }
+std::span<const Case> hostile_cases() { return kHostileCases; }
 
 } // namespace loan_test

@@ -38,7 +38,7 @@ DevicePtr open(const IpcMemHandle& handle) {
 
 void send(const Link::End& to, const IpcMemHandle& handle) { to.send_bytes(&handle, sizeof handle); }
 
-IpcMemHandle receive(const Link::End& from) {
+IpcMemHandle receive_handle(const Link::End& from) {
   IpcMemHandle handle = {};
   from.receive_bytes(&handle, sizeof handle);
   return handle;
@@ -68,7 +68,7 @@ TEST_CASE("a memory handle crosses as bytes, stands for the whole allocation, an
   Child importer([&] {
     const Driver& cuda = start();
     const int before = open_fds();
-    const DevicePtr pointer = open(receive(link.right()));
+    const DevicePtr pointer = open(receive_handle(link.right()));
     DevicePtr base = 0;
     std::size_t bytes = 0;
     CHECK(cuda.cuMemGetAddressRange(&base, &bytes, pointer + kMiB) == Success);
@@ -109,7 +109,7 @@ TEST_CASE("opening is counted, and goes on after the exporter freed the memory")
   });
   Child importer([&] {
     const Driver& cuda = start();
-    const IpcMemHandle handle = receive(link.right());
+    const IpcMemHandle handle = receive_handle(link.right());
     const DevicePtr pointer = open(handle);
     CHECK(open(handle) == pointer);
     link.right().say(1);
@@ -129,7 +129,7 @@ TEST_CASE("opening is counted, and goes on after the exporter freed the memory")
   });
   Child stranger([&] { // that others have the memory open is of no use to a process that has not
     start();
-    const IpcMemHandle handle = receive(late.right());
+    const IpcMemHandle handle = receive_handle(late.right());
     CHECK(late.right().hear() == 1);
     DevicePtr pointer = 0;
     CHECK(try_open(handle, pointer) == InvalidValue);
@@ -174,7 +174,7 @@ TEST_CASE("memory that was opened is not freed, and its handle is not passed on"
   });
   Child importer([&] {
     const Driver& cuda = start();
-    const DevicePtr pointer = open(receive(link.right()));
+    const DevicePtr pointer = open(receive_handle(link.right()));
     IpcMemHandle again = {};
     CHECK(cuda.cuMemFree(pointer) == InvalidValue);
     CHECK(cuda.cuMemFreeAsync(pointer, nullptr) == InvalidValue);
@@ -205,7 +205,7 @@ TEST_CASE("the number in a handle may stand for another file by now") {
   });
   Child importer([&] {
     start();
-    const IpcMemHandle handle = receive(link.right());
+    const IpcMemHandle handle = receive_handle(link.right());
     CHECK(link.right().hear() == 1);
     DevicePtr pointer = 0;
     CHECK(try_open(handle, pointer) == InvalidValue);
@@ -226,11 +226,11 @@ TEST_CASE("closing waits for the context's work, opening does not") {
   });
   Child importer([&] {
     const Driver& cuda = start();
-    const DevicePtr pointer = open(receive(link.right()));
+    const DevicePtr pointer = open(receive_handle(link.right()));
     const Stream stream = make_stream();
     CHECK(cuda.stream_hold(stream) == Success);
     CHECK(cuda.cuMemsetD8Async(pointer, 1, 4, stream) == Success);
-    static_cast<void>(open(receive(link.right())));
+    static_cast<void>(open(receive_handle(link.right())));
     std::atomic<bool> closed{false};
     std::thread closer([&] {
       CHECK(cuda.cuIpcCloseMemHandle(pointer) == Success);
@@ -261,8 +261,8 @@ TEST_CASE("S8: memory of a killed exporter stays with the importer, and its hand
   });
   Child importer([&] {
     const Driver& cuda = start();
-    const DevicePtr pointer = open(receive(link.right()));
-    const IpcMemHandle other = receive(link.right());
+    const DevicePtr pointer = open(receive_handle(link.right()));
+    const IpcMemHandle other = receive_handle(link.right());
     CHECK(used_bytes() == 6 * kMiB);
     tell.right().say(1);
     CHECK(tell.right().hear() == 2);
@@ -298,7 +298,7 @@ TEST_CASE("what a killed importer had open is not taken any more") {
   });
   Child importer([&] {
     start();
-    static_cast<void>(open(receive(link.right())));
+    static_cast<void>(open(receive_handle(link.right())));
     link.right().say(1);
     ::pause();
   });

@@ -76,7 +76,7 @@ std::uint64_t buffer_id(DevicePtr pointer) {
 
 void send(const Link::End& to, const PoolPointer& shared) { to.send_bytes(&shared, sizeof shared); }
 
-PoolPointer receive(const Link::End& from) {
+PoolPointer receive_pointer(const Link::End& from) {
   PoolPointer shared = {};
   from.receive_bytes(&shared, sizeof shared);
   return shared;
@@ -287,7 +287,7 @@ TEST_CASE("P6, P9: a pool and its memory in another process") {
     const Driver& cuda = start();
     const int before = open_fds();
     const Pool pool = receive_pool(link.right());
-    const PoolPointer shared = receive(link.right());
+    const PoolPointer shared = receive_pointer(link.right());
     CHECK(link.right().hear() == 1);
     const DevicePtr pointer = import_pointer(pool, shared);
     CHECK(read_word(pointer + kMiB) == 7);
@@ -333,7 +333,7 @@ TEST_CASE("P7: a stale importer writes into the next owner's memory") {
   Child importer([&] {
     start();
     const Pool pool = receive_pool(link.right());
-    const DevicePtr pointer = import_pointer(pool, receive(link.right()));
+    const DevicePtr pointer = import_pointer(pool, receive_pointer(link.right()));
     link.right().say(1);
     CHECK(link.right().hear() == 2);
     write_word(pointer, 99);
@@ -356,8 +356,8 @@ TEST_CASE("P3: importing an allocation over 5248 MiB is the end of the importer"
   Child importer([&] {
     start();
     const Pool pool = receive_pool(link.right());
-    write_word(import_pointer(pool, receive(link.right())) + 5247 * kMiB, 1);
-    const PoolPointer too_large = receive(link.right());
+    write_word(import_pointer(pool, receive_pointer(link.right())) + 5247 * kMiB, 1);
+    const PoolPointer too_large = receive_pointer(link.right());
     link.right().say(1);
     ::signal(SIGSEGV, [](int) { ::_exit(0); });
     DevicePtr pointer = 0;
@@ -388,7 +388,7 @@ TEST_CASE("the largest import and the end of a larger one can be chosen") {
       start();
       const Pool pool = receive_pool(link.right());
       DevicePtr pointer = 0;
-      CHECK(try_import_pointer(pool, receive(link.right()), pointer) == row.result);
+      CHECK(try_import_pointer(pool, receive_pointer(link.right()), pointer) == row.result);
       link.right().say(1);
     });
     importer.finish();
@@ -418,7 +418,7 @@ TEST_CASE("memory that the exporter gave back stays with the importer, and canno
   Child importer([&] {
     const Driver& cuda = start();
     const Pool pool = receive_pool(link.right());
-    const PoolPointer shared = receive(link.right());
+    const PoolPointer shared = receive_pointer(link.right());
     DevicePtr pointer = import_pointer(pool, shared);
     link.right().say(1);
     CHECK(link.right().hear() == 2);
@@ -446,8 +446,8 @@ TEST_CASE("S8: pool memory of a killed exporter stays with the importer") {
   Child importer([&] {
     const Driver& cuda = start();
     const Pool pool = receive_pool(link.right());
-    const DevicePtr pointer = import_pointer(pool, receive(link.right()));
-    const PoolPointer other = receive(link.right());
+    const DevicePtr pointer = import_pointer(pool, receive_pointer(link.right()));
+    const PoolPointer other = receive_pointer(link.right());
     tell.right().say(1);
     CHECK(tell.right().hear() == 2);
     CHECK(used_bytes() == 2 * kMiB);
@@ -483,7 +483,7 @@ TEST_CASE("what a killed importer had of a pool is not taken any more") {
   Child importer([&] {
     start();
     const Pool pool = receive_pool(link.right());
-    static_cast<void>(import_pointer(pool, receive(link.right())));
+    static_cast<void>(import_pointer(pool, receive_pointer(link.right())));
     link.right().say(1);
     ::pause();
   });
@@ -508,9 +508,9 @@ TEST_CASE("what is no pool, or no pointer of this pool, is refused") {
   Child importer([&] {
     start();
     const Pool pool = receive_pool(link.right());
-    const PoolPointer shared = receive(link.right());
+    const PoolPointer shared = receive_pointer(link.right());
     const Pool other = receive_pool(link.right());
-    static_cast<void>(receive(link.right()));
+    static_cast<void>(receive_pointer(link.right()));
     DevicePtr pointer = 0;
     CHECK(try_import_pointer(other, shared, pointer) == InvalidValue);
     CHECK(try_import_pointer(pool, {}, pointer) == InvalidValue);

@@ -16,6 +16,9 @@
 
 namespace loan_test {
 
+inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kNoise = 32 * kMiB; // what a real driver may keep for itself, and what others give back meanwhile
+
 namespace cuda = gpuloan::cuda;
 using cuda::CuResult;
 
