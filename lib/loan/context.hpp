@@ -3,6 +3,11 @@
 // Context: what both sides have in common: the loop that drives the connections, the lock, the queue of events, the
 // device, and the ways to wait.
 //
+//   loop.cpp     who turns the loop, how long it waits, and ticks
+//   context.cpp  peers: they come, what they send is received, and they are lost or closed
+//   send.cpp     records on their way out
+//   events.cpp   what the caller is told, and the names that it has for peers, loans and regions
+//
 // Threads. With a loop thread, that thread makes, uses and destroys the engine; callers' threads enter through the lock
 // and send on the sockets themselves. Without one, whichever thread is in dispatch() or in a waiting call turns the
 // loop, one at a time. `mutex_` guards everything below it, and the peers and loans; no driver call that can block on a
@@ -131,6 +136,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void watch_pidfd(Peer& peer);
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards
+  static void log_turn(const std::exception& error) noexcept; // of a turn that had no memory; pauses
   // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
   struct EndAll {
     void operator()(Handle* first) const noexcept;

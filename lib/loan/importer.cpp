@@ -59,7 +59,7 @@ void Importer::close() noexcept {
       const Deadline deadline = Deadline::after_ms(kSeeOffMs);
       for (const auto& peer : std::vector(remembered_)) see_off(lock, *peer, deadline);
     } catch (const std::exception& error) { // what they would have said is lost
-      GPULOAN_LOG(GPULOAN_LOG_WARNING, error.what());
+      log_turn(error);
     }
     closed_ = true;
     for (const auto& [tag, peer] : peers_) lose(peer, loss("the importer closed its context"));
