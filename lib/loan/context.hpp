@@ -65,7 +65,8 @@ struct Event {
 inline constexpr std::uint64_t kTickFirstNs = 50'000; // of polling words that a GPU writes
 inline constexpr std::uint64_t kTickMaxNs = 1'000'000;
 inline constexpr std::uint64_t kNever = UINT64_MAX;
-inline constexpr std::uint32_t kSeeOffMs = 1000; // of a connection that this side closes
+inline constexpr std::uint32_t kSeeOffMs = 1000;  // of a connection that this side closes
+inline constexpr std::uint32_t kDisposeMs = 1000; // for close(); what takes longer is left to the reaper
 // A quarter more each time: what is polled is seen after at most a quarter more than it took.
 [[nodiscard]] constexpr std::uint64_t next_tick(std::uint64_t ns) noexcept { return std::min(ns + ns / 4, kTickMaxNs); }
 

@@ -2,7 +2,8 @@
 //
 // Exporter: the lending side. It owns the memory, the ledger, and per peer an arena, control words and rings.
 //
-//   exporter.cpp  who connects and what they send
+//   accept.cpp    who connects, up to the end of the handshake
+//   exporter.cpp  what they send, and the tick
 //   regions.cpp   the arena's memory, as the caller holds it
 //   lend.cpp      a loan's way out: place, rung, gate, EXPORT and READY
 //   prepare.cpp   what its rung and gate need first
@@ -11,6 +12,7 @@
 //   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
 //   requests.cpp  results that a peer asks for
 //   canary.cpp    the proof of a way to a peer before its first loan
+//   exporter_end.cpp  the end of the context, and of a connection
 #pragma once
 
 #include <loan/completion.hpp>
@@ -291,27 +293,30 @@ class Exporter : public Context {
  private:
   Exporter(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
 
+  // accept.cpp; lock held
+  void on_listener() override;
+  void watch_listener();
+  void adopt_peer(const std::shared_ptr<ExporterPeer>& peer);
+  [[nodiscard]] Result<void> shake(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  [[nodiscard]] Result<void> on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  void match_device(ExporterPeer& peer);
+  void welcome(const std::shared_ptr<ExporterPeer>& peer);
+  void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
+
   // exporter.cpp
   void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
-  void on_listener() override;
   void on_peer_dead(const std::shared_ptr<Peer>& peer) override;
   [[nodiscard]] bool awaits_death(const Peer& peer) const override;
   [[nodiscard]] std::uint64_t tick() override;
   void after_turn() override;
   void fill_stats(gpuloan_stats& stats) const override;
   [[nodiscard]] Result<void> handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
-  void match_device(ExporterPeer& peer);
-  [[nodiscard]] Result<void> on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_done(ExporterPeer& peer, const channel::Turn& turn);
   [[nodiscard]] Result<void> on_ack(ExporterPeer& peer, const channel::Received& received);
   void poll(ExportLoan& loan);
   [[nodiscard]] Result<void> on_event_handle(ExporterPeer& peer, const channel::EventHandle& handle);
-  void welcome(const std::shared_ptr<ExporterPeer>& peer);
-  void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
-  void watch_listener();
-  void adopt_peer(const std::shared_ptr<ExporterPeer>& peer);
   [[nodiscard]] ExportLoan* find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const;
 
   // lend.cpp

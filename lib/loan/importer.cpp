@@ -1,41 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// The importer's connection: HELLO to PAGES_CHECKED, then what the exporter sends. A record that breaks the protocol
-// loses the exporter; a loan that cannot be carried on this side is answered with an ACK that says why.
+// Importer: what the exporter sends, and the tick. A record that breaks the protocol loses the exporter; a loan that cannot be carried on
+// this side is answered with an ACK that says why.
 #include <loan/importer.hpp>
 
 #include <base/log.hpp>
-#include <base/reaper.hpp>
 
-#include <algorithm>
 #include <cstring>
-#include <unistd.h>
 
 namespace gpuloan::loan {
-namespace {
-
-constexpr std::uint32_t kDisposeMs = 1000; // for close(); what takes longer is left to the reaper
-constexpr std::size_t kDevicesMax = 64;    // of a HELLO
-
-// The device that we work on, then the others that we see, and whether it reaches their memory.
-std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
-  std::vector<channel::DeviceEntry> entries;
-  if (gpu == nullptr) return entries;
-  const driver::Floors& floors = gpu->floors();
-  const auto add = [&](const cuda::Uuid& uuid, std::uint32_t bits) {
-    channel::DeviceEntry& entry = entries.emplace_back();
-    std::memcpy(entry.uuid, uuid.bytes, sizeof entry.uuid);
-    entry.floors = bits;
-    entry.driver_version = gpu->driver().version();
-  };
-  add(floors.uuid, floors.bits | (floors.mps ? channel::kDeviceMps : 0U));
-  for (const driver::Neighbour& other : floors.neighbours) {
-    if (entries.size() < kDevicesMax) add(other.uuid, other.reachable ? channel::kDevicePeer : 0U);
-  }
-  return entries;
-}
-
-} // namespace
 
 Result<std::shared_ptr<Importer>> Importer::create(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu) {
   auto boot = channel::read_boot_id();
@@ -49,220 +22,6 @@ Importer::Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> g
     : Context(options, std::move(gpu)), boot_(boot), completion_(options.loop_thread, spins()), apart_(options.loop_thread, false), foreign_(true, false) {}
 
 Importer::~Importer() { close(); }
-
-void Importer::close() noexcept {
-  bool watched = false;
-  {
-    Lock lock(mutex_);
-    if (closed_) return;
-    try {
-      const Deadline deadline = Deadline::after_ms(kSeeOffMs);
-      for (const auto& peer : std::vector(remembered_)) see_off(lock, *peer, deadline);
-    } catch (const std::exception& error) { // what they would have said is lost
-      log_turn(error);
-    }
-    closed_ = true;
-    for (const auto& [tag, peer] : peers_) lose(peer, loss("the importer closed its context"));
-    notify();
-    watched = watch_works();
-  }
-  const bool quiet = completion_.stop() && watched; // first: they wait, a second at most, for work that uses the memory
-  bool over = apart_.stop() && quiet;
-  over = foreign_.stop() && over;
-  stop_loop();
-  Lock lock(mutex_);
-  auto held = clear_handles(); // destroyed last, without the lock
-  for (const auto& peer : remembered_) {
-    for (const auto& [id, loan] : peer->loans) { // a ring may still copy out of them
-      if (!loan->buffer) continue;
-      try {
-        peer->limbo.emplace_back(id, loan->buffer);
-      } catch (const std::bad_alloc&) {
-        abandon(std::move(loan->buffer));
-      }
-      loan->buffer.reset();
-    }
-    peer->loans.clear();
-    peer->requests.clear();
-    if (!over) { // left mapped, and tied: unmapping does not wait for running work (R22)
-      abandon(std::move(peer->imports));
-      abandon(std::move(peer->foreign));
-      abandon(std::move(peer->pools));
-      abandon(std::move(peer->tether));
-      abandon(std::move(peer->tether_registration));
-    }
-    peer->release_memory(true);
-    peer->socket.reset();
-    peer->pidfd.reset();
-  }
-  remembered_.clear();
-  peers_.clear();
-  lock.unlock();
-  held = {};
-  wait_disposed(kDisposeMs);
-}
-
-namespace {
-
-// What is left of a connection, destroyed by the reaper. A ring whose copies do not end is left to the process, with what
-// they copy to.
-struct Remains {
-  std::vector<std::shared_ptr<ImportEvents>> events;
-  std::map<std::uint64_t, std::shared_ptr<Import>> imports;
-  gate::Words words;
-  std::unique_ptr<memory::RingSink> from_exporter;
-  std::unique_ptr<memory::RingSource> to_exporter;
-  decltype(ImporterPeer::limbo) limbo;
-  decltype(ImporterPeer::foreign) foreign;
-  std::map<std::uint64_t, std::shared_ptr<ImportPool>> pools;
-  Mapping tether;
-  driver::HostRegistration tether_registration;
-
-  Remains() = default;
-  Remains(const Remains&) = delete;
-  Remains& operator=(const Remains&) = delete;
-  ~Remains() {
-    const auto leave = [this](auto& end) {
-      static_cast<void>(end.release());
-      abandon(std::move(limbo));
-    };
-    if (!memory::drain_ring(from_exporter.get())) leave(from_exporter);
-    if (!memory::drain_ring(to_exporter.get())) leave(to_exporter);
-    imports.clear();
-    foreign.clear();
-    pools.clear();
-    tether_registration = {}; // waits for all work of the context: nothing of ours touches the exporter's memory any more
-    tether.reset();
-  }
-};
-
-} // namespace
-
-void ImporterPeer::release_memory(bool mapped) noexcept {
-  try {
-    auto remains = std::make_shared<Remains>();
-    if (to_exporter) to_exporter->forget_all();
-    remains->events = std::move(events);
-    if (mapped) remains->imports = std::move(imports);
-    remains->words = std::move(words);
-    remains->from_exporter = std::move(from_exporter);
-    remains->to_exporter = std::move(to_exporter);
-    remains->limbo = std::move(limbo);
-    if (mapped) {
-      remains->foreign = std::move(foreign);
-      remains->pools = std::move(pools);
-      remains->tether = std::move(tether);
-      remains->tether_registration = std::move(tether_registration);
-    }
-    events.clear();
-    limbo.clear();
-    if (mapped) imports.clear();
-    dispose(std::move(remains));
-  } catch (...) { // no memory: the members' own destructors do it
-  }
-}
-
-// ---- Connecting ---------------------------------------------------------------------------------------------------
-
-Result<std::shared_ptr<ImporterPeer>> Importer::connect(const char* path, const gpuloan_key* key, std::uint32_t timeout_ms) {
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
-  auto socket = channel::connect_to(path, deadline.at_ns());
-  if (!socket) return forward(std::move(socket.error()));
-  return handshake(std::move(*socket), key, deadline);
-}
-
-Result<std::shared_ptr<ImporterPeer>> Importer::adopt(int fd, std::uint32_t timeout_ms) {
-  auto usable = channel::check_inherited(fd);
-  if (!usable && usable.error().status == GPULOAN_ERR_INVALID) return forward(std::move(usable.error()));
-  UniqueFd taken = UniqueFd::take(fd); // ours from here on, also where we have no use for it
-  if (!usable) return forward(std::move(usable.error()));
-  return handshake(std::move(taken), nullptr, Deadline::after_ms(timeout_ms));
-}
-
-Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline) {
-  auto peer = std::make_shared<ImporterPeer>(shared_from_this());
-  channel::Record hello = channel::make_record(channel::Type::Hello);
-  hello.hello.version_min = channel::kVersionMin;
-  hello.hello.version_max = channel::kVersionMax;
-  hello.hello.features = channel::FeatureBundles;
-  std::memcpy(hello.hello.boot_id, boot_.data(), boot_.size());
-  if (key != nullptr) {
-    hello.hello.has_key = 1;
-    std::memcpy(hello.hello.key, key->bytes, sizeof hello.hello.key);
-  }
-  const auto devices = device_entries(gpu_.get());
-  hello.hello.device_count = static_cast<std::uint32_t>(devices.size());
-  hello.hello.wants_device = gpu_ ? 1 : 0;
-  GPULOAN_TRY(channel::enable_identity(socket.get()));
-  Lock lock(mutex_);
-  if (closed_) return fail(GPULOAN_ERR_PEER_LOST, "the context is closed");
-  peer->socket = std::move(socket);
-  remembered_.push_back(peer);
-  peer->phase = Peer::Phase::Welcome;
-  try {
-    GPULOAN_TRY(add_peer(peer));
-  } catch (...) { // nobody else knows of it: its socket is closed with it
-    std::erase(remembered_, peer);
-    throw;
-  }
-  send(*peer, hello, std::as_bytes(std::span(devices)));
-  const bool over = wait(lock, deadline, false, [&] { return peer->lost || peer->phase == Peer::Phase::Ready; });
-  if (over && !peer->lost) return peer;
-  ::explicit_bzero(&hello, sizeof hello);
-  Error why = peer->lost ? peer->loss : Error{GPULOAN_ERR_TIMEOUT, "the exporter did not complete the handshake in time"};
-  lose(peer, why);
-  forget_peer(*peer); // it may have been ready for a moment: no event names what nobody was given
-  const auto loans = forget_loans(*peer);
-  lock.unlock();
-  return forward(std::move(why));
-}
-
-Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
-  using channel::Type;
-  using Phase = Peer::Phase;
-  const Type type = received.type();
-  if (peer.phase == Phase::Welcome) {
-    auto welcome = channel::check_welcome(received);
-    if (!welcome) return forward(std::move(welcome.error()));
-    peer.version = welcome->version;
-    peer.takes_bundles = (received.record->welcome.features & channel::FeatureBundles) != 0;
-    peer.devices = std::move(welcome->devices);
-    peer.floors.has_device = !peer.devices.empty();
-    if (peer.floors.has_device) peer.floors.floors = peer.devices.front().floors;
-    if (peer.floors.has_device && gpu_) {
-      const auto is_theirs = [&](const cuda::Uuid& uuid) { return std::memcmp(peer.devices.front().uuid, uuid.bytes, sizeof uuid.bytes) == 0; };
-      const auto& others = gpu_->floors().neighbours;
-      peer.sees_device = is_theirs(gpu_->floors().uuid) || std::any_of(others.begin(), others.end(), [&](const auto& other) { return is_theirs(other.uuid); });
-    }
-    if (received.sender.known && received.sender.uid != ::geteuid()) {
-      return fail(GPULOAN_ERR_UID, "the exporter runs as user " + std::to_string(received.sender.uid) + ", this process as user " + std::to_string(::geteuid()));
-    }
-    // Who speaks, not who made the socket: a pair's maker is not always who holds its other end.
-    peer.pidfd = channel::peer_pidfd(received.sender);
-    peer.pid = received.sender.pid;
-    channel::disable_identity(peer.socket.get());
-    watch_pidfd(peer);
-    peer.phase = Phase::Mapped;
-    return {};
-  }
-  if (peer.phase == Phase::Mapped && type == Type::Pages) {
-    const channel::Pages& pages = received.record->pages;
-    auto words = gate::Words::adopt(received.fds.take(0), pages.bytes, pages.slots);
-    if (!words) return forward(std::move(words.error()));
-    peer.words = std::move(*words);
-    send(peer, channel::make_record(Type::PagesMapped));
-    peer.phase = Phase::Sealed;
-    return {};
-  }
-  if (peer.phase == Phase::Sealed && type == Type::PagesSealed) {
-    GPULOAN_TRY(peer.words.check_seal());
-    send(peer, channel::make_record(Type::PagesChecked));
-    peer.phase = Phase::Ready;
-    notify();
-    return {};
-  }
-  return fail(GPULOAN_ERR_PROTOCOL, "a record came out of turn in the handshake");
-}
 
 // ---- Records ------------------------------------------------------------------------------------------------------
 
@@ -507,15 +266,6 @@ void Importer::on_ready(ImporterPeer& peer, const channel::Turn& turn) {
 }
 
 // ---- Loss, ticks --------------------------------------------------------------------------------------------------
-
-// The ACK of a loan that was let go of follows our GPU work on it, and so does what DONE stands for: the end of the socket would
-// overtake the one with its reason, and say of the other that it never came. Not without end: the work may be stuck. Polls, as what ends
-// on another thread does not wake a loop of the caller's.
-void Importer::see_off(Lock& lock, Peer& base, const Deadline& deadline) {
-  const auto& peer = static_cast<const ImporterPeer&>(base);
-  const auto is_leaving = [](const auto& entry) { return entry.second->state == ImportState::Letting || entry.second->state == ImportState::Finishing; };
-  static_cast<void>(wait(lock, deadline, true, [&] { return peer.lost || (peer.outbox.empty() && std::none_of(peer.loans.begin(), peer.loans.end(), is_leaving)); }));
-}
 
 void Importer::on_peer_lost(const std::shared_ptr<Peer>& base) {
   auto& peer = static_cast<ImporterPeer&>(*base);

@@ -2,11 +2,13 @@
 //
 // Importer: the borrowing side. It maps the exporter's chunks, counts its holds on them, and lets go in order.
 //
-//   importer.cpp  the connection and what the exporter sends
+//   connect.cpp   the connection, up to the end of the handshake
+//   importer.cpp  what the exporter sends, and the tick
 //   borrow.cpp    a loan's turns: acquire, return, and the end
 //   work.cpp      the caller's work of a turn: done, and until it is over
 //   imports.cpp   memory that came, and its mappings
 //   answer.cpp    requests, and the answer to a canary
+//   importer_end.cpp  the end of the context, and of a connection
 #pragma once
 
 #include <driver/standing.hpp>
@@ -186,10 +188,14 @@ class Importer : public Context {
   Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
   using Trash = std::vector<std::shared_ptr<void>>; // destroyed without the lock
 
+  // connect.cpp
+  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline);
+  [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received); // lock held
+
   // importer.cpp
   void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
-  void see_off(Lock& lock, Peer& peer, const Deadline& deadline) override;
+  void see_off(Lock& lock, Peer& peer, const Deadline& deadline) override; // importer_end.cpp
   [[nodiscard]] std::uint64_t tick() override;
   void after_turn() override {
     static_cast<void>(completion_.poll());
@@ -197,9 +203,7 @@ class Importer : public Context {
     static_cast<void>(foreign_.poll());
   }
   void fill_stats(gpuloan_stats& stats) const override;
-  [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline);
   [[nodiscard]] Result<void> handle(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
-  [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received);
   [[nodiscard]] Result<void> on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_event_handle(ImporterPeer& peer, const channel::EventHandle& handle);
   [[nodiscard]] Result<cuda::IpcEventHandle> open_events(ImportEvents& pair, const channel::EventHandle& wire) const;
