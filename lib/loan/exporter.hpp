@@ -2,16 +2,18 @@
 //
 // Exporter: the lending side. It owns the memory, the ledger, and per peer an arena, control words and rings.
 //
-//   accept.cpp    who connects, up to the end of the handshake
-//   exporter.cpp  what they send, and the tick
-//   regions.cpp   the arena's memory, as the caller holds it
-//   lend.cpp      a loan's way out: place, rung, gate, EXPORT and READY
-//   prepare.cpp   what its rung and gate need first
-//   foreign.cpp   the same for memory that is not the arena's: what is exported, and handed over
-//   settle.cpp    a loan's way back: DONE, ACK, RELEASE
-//   gone.cpp      what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
-//   requests.cpp  results that a peer asks for
-//   canary.cpp    the proof of a way to a peer before its first loan
+//   accept.cpp        who connects, up to the end of the handshake
+//   exporter.cpp      what they send, and the tick
+//   regions.cpp       the arena's memory, as the caller holds it
+//   lend.cpp          a loan's way out, in the order of its steps, and what the caller can do with it
+//   place.cpp         where its bytes lie, and which way they take
+//   prepare.cpp       what its rung and gate need first
+//   foreign.cpp       the same for memory that is not the arena's: what is exported, and handed over
+//   announce.cpp      READY and EXPORT
+//   settle.cpp        a loan's way back: DONE, ACK, RELEASE
+//   gone.cpp          what a lost peer leaves behind: retired chunks, quarantined memory, and the proof that it is gone
+//   requests.cpp      results that a peer asks for
+//   canary.cpp        the proof of a way to a peer before its first loan
 //   exporter_end.cpp  the end of the context, and of a connection
 #pragma once
 
@@ -319,7 +321,18 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> on_event_handle(ExporterPeer& peer, const channel::EventHandle& handle);
   [[nodiscard]] ExportLoan* find_loan(ExporterPeer& peer, std::uint64_t id, std::uint32_t slot, std::uint32_t generation) const;
 
-  // lend.cpp
+  // lend.cpp; no lock
+  struct Prepared {
+    std::shared_ptr<ExportLoan> loan;
+    bool ready = false; // its READY was posted
+  };
+  struct Place;
+  [[nodiscard]] Result<Prepared> prepare_loan(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options);
+  [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
+                                                          std::uint64_t bytes, const LendOptions& options, const Admission& admission);
+  void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
+
+  // place.cpp; no lock
   struct Place { // where the bytes lie
     Origin origin = Origin::Nothing;
     memory::Region* region = nullptr;
@@ -330,23 +343,11 @@ class Exporter : public Context {
     std::string writers;         // OtherArena: who may still write it
   };
   [[nodiscard]] Result<Place> locate(ExporterPeer& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options);
-  [[nodiscard]] Result<void> make_exclusive(Place& place); // no lock
-  [[nodiscard]] std::uint64_t free_bytes(ExporterPeer& peer); // no lock
+  [[nodiscard]] Result<void> make_exclusive(Place& place);
   [[nodiscard]] Result<Admission> admit_to(ExporterPeer& peer, const Place& place, std::uint64_t bytes, const LendOptions& options);
+  [[nodiscard]] std::uint64_t free_bytes(ExporterPeer& peer);
   [[nodiscard]] static Trial trial_of_loan(const Place& place, const Admission& admission, const LendOptions& options) noexcept;
   [[nodiscard]] bool needs_proof(ExporterPeer& peer, Trial trial, std::uint64_t bytes, const LendOptions& options);
-  [[nodiscard]] Result<std::shared_ptr<ExportLoan>> enter(const std::shared_ptr<ExporterPeer>& peer, const Place& place, std::uint64_t pointer,
-                                                          std::uint64_t bytes, const LendOptions& options, const Admission& admission);
-  [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // true: READY was posted
-  void start_turn(ExportLoan& loan);                                            // lock held
-  [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire); // lock held
-  [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready); // lock held
-  struct Prepared {
-    std::shared_ptr<ExportLoan> loan;
-    bool ready = false; // its READY was posted
-  };
-  [[nodiscard]] Result<Prepared> prepare_loan(const std::shared_ptr<ExporterPeer>& peer, std::uint64_t pointer, std::uint64_t bytes, const LendOptions& options);
-  void abandon(const std::shared_ptr<ExportLoan>& loan, const Error& why); // lend failed
 
   // prepare.cpp; no lock unless said
   [[nodiscard]] Result<void> prepare(ExportLoan& loan, const LendOptions& options);
@@ -366,6 +367,13 @@ class Exporter : public Context {
   void feed_pieces(const std::shared_ptr<ExporterPeer>& peer);    // lock held; goes on without it
   [[nodiscard]] bool feed_piece(ExporterPeer& peer);              // no lock
 
+  // announce.cpp; lock held unless said
+  [[nodiscard]] Result<bool> post_turn(ExportLoan& loan, cuda::Stream stream); // no lock; true: READY was posted
+  [[nodiscard]] Result<void> announce(ExportLoan& loan, const LendOptions& options, bool ready);
+  [[nodiscard]] Result<void> announce_memory(ExportLoan& loan, channel::Export& wire);
+  void start_turn(ExportLoan& loan);
+  void announce_ready(ExportLoan& loan);
+
   // settle.cpp; lock held
   [[nodiscard]] static bool due(const ExportLoan& loan) noexcept; // advance() would get somewhere; no driver call
   void advance(ExportLoan& loan); // whatever is due: DONE, and the end once it is safe
@@ -377,7 +385,6 @@ class Exporter : public Context {
   void finish(ExportLoan& loan, ExportEvent event);
   void pump(ExporterPeer& peer);
   void fail_rings(ExporterPeer& peer);
-  void announce_ready(ExportLoan& loan);
   void recall_idle(ExporterPeer& peer);
   [[nodiscard]] bool copies_pending(ExportLoan& loan);
 

@@ -2,12 +2,12 @@
 //
 // Importer: the borrowing side. It maps the exporter's chunks, counts its holds on them, and lets go in order.
 //
-//   connect.cpp   the connection, up to the end of the handshake
-//   importer.cpp  what the exporter sends, and the tick
-//   borrow.cpp    a loan's turns: acquire, return, and the end
-//   work.cpp      the caller's work of a turn: done, and until it is over
-//   imports.cpp   memory that came, and its mappings
-//   answer.cpp    requests, and the answer to a canary
+//   connect.cpp       the connection, up to the end of the handshake
+//   importer.cpp      what the exporter sends, and the tick
+//   borrow.cpp        a loan's turns: acquire, return, and the end
+//   work.cpp          the caller's work of a turn: done, and until it is over
+//   imports.cpp       memory that came, and its mappings
+//   answer.cpp        requests, and the answer to a canary
 //   importer_end.cpp  the end of the context, and of a connection
 #pragma once
 

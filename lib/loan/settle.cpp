@@ -269,20 +269,6 @@ void Exporter::pump(ExporterPeer& peer) try {
   lose(peer.shared_from_this(), out_of_memory());
 }
 
-void Exporter::announce_ready(ExportLoan& loan) {
-  loan.mark(GPULOAN_STEP_READY);
-  const gate::Words& words = loan.peer->words;
-  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Ready) == loan.word();
-  if (stored && words.watched(loan.slot, gate::Word::Ready)) return; // it sees it without a record
-  channel::Record record = channel::make_record(channel::Type::Ready);
-  record.turn.loan = loan.id;
-  record.turn.slot = loan.slot;
-  record.turn.generation = loan.generation;
-  record.turn.turn = loan.turn;
-  record.turn.at_ns = loan.step_ns[GPULOAN_STEP_READY];
-  send(loan.exporter_peer(), record);
-}
-
 void Exporter::recall_idle(ExporterPeer& peer) {
   for (const std::uint64_t chunk : peer.arena->recall(false)) {
     channel::Record record = channel::make_record(channel::Type::Recall);
