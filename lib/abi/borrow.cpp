@@ -33,16 +33,6 @@ Result<void> give_back(gpuloan_loan *loan, gpuloan_status status, const char *re
   return importer_of(*(*borrowed)->peer).give_back(*borrowed, status, reason != nullptr ? reason : "");
 }
 
-// Calls the wait of whichever side the loan is on.
-template <typename Wait>
-Result<void> either(gpuloan_loan *handle, Wait wait) {
-  auto base = loan_of(handle);
-  if (!base) return forward(std::move(base.error()));
-  if (auto lent = std::dynamic_pointer_cast<loan::ExportLoan>(*base)) return wait(exporter_of(*lent->peer), lent);
-  auto borrowed = std::static_pointer_cast<loan::ImportLoan>(*base);
-  return wait(importer_of(*borrowed->peer), borrowed);
-}
-
 } // namespace
 
 extern "C" {
@@ -129,11 +119,21 @@ gpuloan_status gpuloan_loan_fail(gpuloan_loan *loan, const char *reason) {
 // ---- Both sides ----
 
 gpuloan_status gpuloan_loan_wait_done(gpuloan_loan *loan, uint32_t timeout_ms) {
-  return guard([&] { return either(loan, [&](auto &side, const auto &which) { return side.wait_done(which, timeout_ms); }); });
+  return guard([&]() -> Result<void> {
+    auto base = loan_of(loan);
+    if (!base) return forward(std::move(base.error()));
+    if (auto lent = std::dynamic_pointer_cast<loan::ExportLoan>(*base)) return exporter_of(*lent->peer).wait_done(lent, timeout_ms);
+    auto borrowed = std::static_pointer_cast<loan::ImportLoan>(*base);
+    return importer_of(*borrowed->peer).wait_done(borrowed, timeout_ms);
+  });
 }
 
 gpuloan_status gpuloan_loan_wait_end(gpuloan_loan *loan, uint32_t timeout_ms) {
-  return guard([&] { return either(loan, [&](auto &side, const auto &which) { return side.wait_end(which, timeout_ms); }); });
+  return guard([&]() -> Result<void> {
+    auto base = loan_of(loan);
+    if (!base) return forward(std::move(base.error()));
+    return (*base)->peer->context->wait_end(**base, timeout_ms);
+  });
 }
 
 gpuloan_status gpuloan_loan_report_get(gpuloan_loan *loan, gpuloan_loan_report *out_report) {

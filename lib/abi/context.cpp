@@ -210,8 +210,7 @@ gpuloan_status gpuloan_peer_info_get(gpuloan_peer *peer, gpuloan_peer_info *out_
   return guard([&]() -> Result<void> {
     auto base = peer_of(peer);
     if (!base) return forward(std::move(base.error()));
-    if (auto lent = std::dynamic_pointer_cast<loan::ExporterPeer>(*base)) return write_struct(out_info, exporter_of(**base).peer_info(*lent), "out_info");
-    return write_struct(out_info, importer_of(**base).peer_info(static_cast<loan::ImporterPeer &>(**base)), "out_info");
+    return write_struct(out_info, (*base)->context->peer_info(**base), "out_info");
   });
 }
 

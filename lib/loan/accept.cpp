@@ -16,15 +16,6 @@ namespace {
 constexpr std::size_t kHandshakesMax = 256; // at once; more are closed unheard
 constexpr std::uint64_t kListenerPauseNs = 100'000'000;
 
-std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
-  if (gpu == nullptr) return {};
-  channel::DeviceEntry entry = {};
-  std::memcpy(entry.uuid, gpu->floors().uuid.bytes, sizeof entry.uuid);
-  entry.floors = gpu->floors().bits | (gpu->floors().mps ? channel::kDeviceMps : 0U);
-  entry.driver_version = gpu->driver().version();
-  return {entry};
-}
-
 } // namespace
 
 Result<gpuloan_key> Exporter::invite(std::string_view account) {
@@ -116,8 +107,8 @@ void Exporter::refuse(const std::shared_ptr<ExporterPeer>& peer, Error why) {
   lose(peer, std::move(why));
 }
 
-// One step of the handshake, up to the last one.
-Result<void> Exporter::shake(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received) {
+Result<void> Exporter::shake(const std::shared_ptr<Peer>& base, channel::Received& received) {
+  const auto peer = std::static_pointer_cast<ExporterPeer>(base);
   using channel::Type;
   using Phase = Peer::Phase;
   const Type type = received.type();
@@ -205,7 +196,7 @@ void Exporter::welcome(const std::shared_ptr<ExporterPeer>& peer) {
   peer->generations.assign(options_.slots, 0);
   for (std::uint32_t slot = options_.slots; slot > 0; --slot) peer->free_slots.push_back(slot - 1);
 
-  const auto devices = device_entries(gpu_.get());
+  const auto devices = device_entries(1);
   channel::Record record = channel::make_record(channel::Type::Welcome);
   record.welcome.version = peer->version;
   record.welcome.features = peer->takes_bundles ? std::uint32_t{channel::FeatureBundles} : 0;

@@ -145,16 +145,7 @@ void Exporter::start_turn(ExportLoan& loan) {
 
 void Exporter::announce_ready(ExportLoan& loan) {
   loan.mark(GPULOAN_STEP_READY);
-  const gate::Words& words = loan.peer->words;
-  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Ready) == loan.word();
-  if (stored && words.watched(loan.slot, gate::Word::Ready)) return; // it sees it without a record
-  channel::Record record = channel::make_record(channel::Type::Ready);
-  record.turn.loan = loan.id;
-  record.turn.slot = loan.slot;
-  record.turn.generation = loan.generation;
-  record.turn.turn = loan.turn;
-  record.turn.at_ns = loan.step_ns[GPULOAN_STEP_READY];
-  send(loan.exporter_peer(), record);
+  if (!loan.watched(gate::Word::Ready)) send_turn(loan, channel::Type::Ready, loan.step_ns[GPULOAN_STEP_READY]);
 }
 
 } // namespace gpuloan::loan

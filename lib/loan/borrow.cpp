@@ -10,17 +10,8 @@
 #include <new>
 
 namespace gpuloan::loan {
-// ---- The end ------------------------------------------------------------------------------------------------------
 
-void Importer::send_done(ImportLoan& loan, std::uint64_t at_ns) {
-  channel::Record record = channel::make_record(channel::Type::Done);
-  record.turn.loan = loan.id;
-  record.turn.slot = loan.slot;
-  record.turn.generation = loan.generation;
-  record.turn.turn = loan.turn;
-  record.turn.at_ns = at_ns;
-  send(*loan.peer, record);
-}
+// ---- The end ------------------------------------------------------------------------------------------------------
 
 // Later than every turn of this loan, so that the exporter does not take it for its own READY.
 void Importer::store_release(ImportLoan& loan) {
@@ -121,9 +112,7 @@ void Importer::complete(ImportLoan& loan, Trash& trash) {
     end(loan, trash);
     return;
   }
-  const gate::Words& words = loan.peer->words;
-  const bool stored = loan.carrier == Carrier::Direct && loan.gate != GPULOAN_GATE_EVENT && words && words.load(loan.slot, gate::Word::Done) == loan.word();
-  if (!stored || !words.watched(loan.slot, gate::Word::Done)) send_done(loan, loan.step_ns[GPULOAN_STEP_DONE]);
+  if (!loan.watched(gate::Word::Done)) send_turn(loan, channel::Type::Done, loan.step_ns[GPULOAN_STEP_DONE]);
   loan.state = next.next; // Idle: the loan stays open
   if (next_ready(loan)) begin_turn(loan, loan.next_turn);
   notify();
@@ -364,14 +353,6 @@ Result<void> Importer::wait_done(const std::shared_ptr<ImportLoan>& loan, std::u
   }
   if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return !working(); })) {
     return fail(GPULOAN_ERR_TIMEOUT, "the work was not complete within " + std::to_string(timeout_ms) + " ms");
-  }
-  return loan->outcome_result();
-}
-
-Result<void> Importer::wait_end(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms) {
-  Lock lock(mutex_);
-  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return loan->ended; })) {
-    return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
   }
   return loan->outcome_result();
 }

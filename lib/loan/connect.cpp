@@ -12,24 +12,6 @@ namespace {
 
 constexpr std::size_t kDevicesMax = 64; // of a HELLO
 
-// The device that we work on, then the others that we see, and whether it reaches their memory.
-std::vector<channel::DeviceEntry> device_entries(const driver::Gpu* gpu) {
-  std::vector<channel::DeviceEntry> entries;
-  if (gpu == nullptr) return entries;
-  const driver::Floors& floors = gpu->floors();
-  const auto add = [&](const cuda::Uuid& uuid, std::uint32_t bits) {
-    channel::DeviceEntry& entry = entries.emplace_back();
-    std::memcpy(entry.uuid, uuid.bytes, sizeof entry.uuid);
-    entry.floors = bits;
-    entry.driver_version = gpu->driver().version();
-  };
-  add(floors.uuid, floors.bits | (floors.mps ? channel::kDeviceMps : 0U));
-  for (const driver::Neighbour& other : floors.neighbours) {
-    if (entries.size() < kDevicesMax) add(other.uuid, other.reachable ? channel::kDevicePeer : 0U);
-  }
-  return entries;
-}
-
 } // namespace
 
 Result<std::shared_ptr<ImporterPeer>> Importer::connect(const char* path, const gpuloan_key* key, std::uint32_t timeout_ms) {
@@ -58,7 +40,7 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
     hello.hello.has_key = 1;
     std::memcpy(hello.hello.key, key->bytes, sizeof hello.hello.key);
   }
-  const auto devices = device_entries(gpu_.get());
+  const auto devices = device_entries(kDevicesMax);
   hello.hello.device_count = static_cast<std::uint32_t>(devices.size());
   hello.hello.wants_device = gpu_ ? 1 : 0;
   GPULOAN_TRY(channel::enable_identity(socket.get()));
@@ -85,7 +67,8 @@ Result<std::shared_ptr<ImporterPeer>> Importer::handshake(UniqueFd socket, const
   return forward(std::move(why));
 }
 
-Result<void> Importer::shake(ImporterPeer& peer, channel::Received& received) {
+Result<void> Importer::shake(const std::shared_ptr<Peer>& base, channel::Received& received) {
+  auto& peer = static_cast<ImporterPeer&>(*base);
   using channel::Type;
   using Phase = Peer::Phase;
   const Type type = received.type();

@@ -7,6 +7,7 @@
 #include <base/log.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <sys/socket.h>
 
@@ -57,6 +58,23 @@ void Context::watch_pidfd(Peer& peer) {
     return;
   }
   peer.pidfd_in_loop = true;
+}
+
+std::vector<channel::DeviceEntry> Context::device_entries(std::size_t max) const {
+  std::vector<channel::DeviceEntry> entries;
+  if (!gpu_) return entries;
+  const driver::Floors& floors = gpu_->floors();
+  const auto add = [&](const cuda::Uuid& uuid, std::uint32_t bits) {
+    channel::DeviceEntry& entry = entries.emplace_back();
+    std::memcpy(entry.uuid, uuid.bytes, sizeof entry.uuid);
+    entry.floors = bits;
+    entry.driver_version = gpu_->driver().version();
+  };
+  add(floors.uuid, floors.bits | (floors.mps ? channel::kDeviceMps : 0U));
+  for (const driver::Neighbour& other : floors.neighbours) {
+    if (entries.size() < max) add(other.uuid, other.reachable ? channel::kDevicePeer : 0U);
+  }
+  return entries;
 }
 
 Error Context::loss(const char* why) noexcept {
@@ -162,7 +180,8 @@ void Context::on_message(std::uint64_t tag, const loop::Message& message) {
     if (!received->rest.empty()) ++turn_messages_;
     const Bundling answers(*this, *peer);
     for (;;) {
-      on_record(peer, *received);
+      auto done = peer->phase == Peer::Phase::Ready ? handle(peer, *received) : shake(peer, *received);
+      if (!done) lose(peer, std::move(done.error()));
       if (received->rest.empty() || peer->lost) return;
       received = channel::decode_next(received->rest);
       if (received) continue;
@@ -227,6 +246,19 @@ gpuloan_stats Context::stats() {
   driver.copy(stats.driver_text, GPULOAN_TEXT_MAX - 1);
   fill_stats(stats);
   return stats;
+}
+
+gpuloan_peer_info Context::peer_info(const Peer& peer) {
+  const Lock lock(mutex_);
+  gpuloan_peer_info info = {};
+  info.size = sizeof info;
+  info.pid = peer.pid;
+  info.pidfd = peer.pidfd ? 1 : 0;
+  info.lost = peer.lost ? 1 : 0;
+  info.protocol = peer.version;
+  info.has_device = peer.sees_device ? 1 : 0;
+  fill_peer_info(peer, info);
+  return info;
 }
 
 } // namespace gpuloan::loan

@@ -84,7 +84,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   [[nodiscard]] Result<void> dispatch(std::uint32_t timeout_ms);
   [[nodiscard]] Result<Event> next_event(std::uint32_t timeout_ms);
   void put_back(Event event); // one that could not be handed to the caller
+  [[nodiscard]] Result<void> wait_end(const Loan& loan, std::uint32_t timeout_ms);
   [[nodiscard]] gpuloan_stats stats();
+  [[nodiscard]] gpuloan_peer_info peer_info(const Peer& peer);
   [[nodiscard]] const ContextOptions& options() const noexcept { return options_; }
   [[nodiscard]] const std::shared_ptr<driver::Gpu>& gpu() const noexcept { return gpu_; }
   void close_peer(const std::shared_ptr<Peer>& peer) noexcept;
@@ -127,6 +129,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
     Context& context_;
   };
   void send_text(Peer& peer, channel::Record record, std::string_view text);
+  void send_turn(const Loan& loan, channel::Type type, std::uint64_t at_ns); // READY or DONE
   // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
   void lose(const std::shared_ptr<Peer>& peer, Error why);
   [[nodiscard]] static Error loss(const char* why) noexcept; // PEER_LOST; without the text where there is no memory for it
@@ -135,6 +138,8 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   // Lock held. The same for its loans, which their events alone name; the objects are to be destroyed without the lock.
   [[nodiscard]] std::vector<std::shared_ptr<void>> forget_loans(const Peer& peer);
   void watch_pidfd(Peer& peer);
+  // For the handshake: the device that we work on, then others that we see, and whether it reaches their memory.
+  [[nodiscard]] std::vector<channel::DeviceEntry> device_entries(std::size_t max) const;
   void request_tick();               // lock held; the loop looks again soon
   void stop_loop() noexcept;         // no callback runs afterwards
   static void log_turn(const std::exception& error) noexcept; // of a turn that had no memory; pauses
@@ -153,7 +158,9 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   [[nodiscard]] bool in_turn() const noexcept { return on_loop_thread() || std::this_thread::get_id() == waiting_id_.load(); }
 
   // Lock held, on the loop.
-  virtual void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
+  // A record in the handshake, and after it. An Error: it broke the protocol, and the peer is lost with it.
+  [[nodiscard]] virtual Result<void> shake(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
+  [[nodiscard]] virtual Result<void> handle(const std::shared_ptr<Peer>& peer, channel::Received& received) = 0;
   virtual void on_peer_lost(const std::shared_ptr<Peer>& peer) = 0;
   virtual void see_off(Lock&, Peer&, const Deadline&) {} // lock held, and dropped meanwhile: this side closes the connection
   virtual void on_listener() {}
@@ -163,6 +170,7 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   [[nodiscard]] virtual std::uint64_t tick() = 0;
   virtual void after_turn() {} // no lock held; each turn of the loop
   virtual void fill_stats(gpuloan_stats& stats) const = 0;
+  virtual void fill_peer_info(const Peer& peer, gpuloan_peer_info& info) const = 0;
 
   static constexpr std::uint64_t kListenerTag = 0;
   const ContextOptions options_;

@@ -180,6 +180,14 @@ Result<Event> Context::next_event(std::uint32_t timeout_ms) {
   return event;
 }
 
+Result<void> Context::wait_end(const Loan& loan, std::uint32_t timeout_ms) {
+  Lock lock(mutex_);
+  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return loan.ended; })) {
+    return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
+  }
+  return loan.outcome_result();
+}
+
 void Context::put_back(Event event) {
   const Lock lock(mutex_);
   events_.push_front(std::move(event));

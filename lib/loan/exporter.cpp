@@ -47,13 +47,8 @@ Exporter::~Exporter() { close(); }
 
 // ---- Records ------------------------------------------------------------------------------------------------------
 
-void Exporter::on_record(const std::shared_ptr<Peer>& base, channel::Received& received) {
+Result<void> Exporter::handle(const std::shared_ptr<Peer>& base, channel::Received& received) {
   const auto peer = std::static_pointer_cast<ExporterPeer>(base);
-  Result<void> done = peer->phase == Peer::Phase::Ready ? handle(peer, received) : shake(peer, received);
-  if (!done) lose(peer, std::move(done.error()));
-}
-
-Result<void> Exporter::handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received) {
   using channel::Type;
   const channel::Record& record = *received.record;
   switch (received.type()) {
@@ -236,14 +231,8 @@ void Exporter::fill_stats(gpuloan_stats& stats) const {
   }
 }
 
-gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
-  const Lock lock(mutex_);
-  gpuloan_peer_info info = {};
-  info.size = sizeof info;
-  info.pid = peer.pid;
-  info.lost = peer.lost ? 1 : 0;
-  info.protocol = peer.version;
-  info.has_device = peer.sees_device ? 1 : 0;
+void Exporter::fill_peer_info(const Peer& base, gpuloan_peer_info& info) const {
+  const auto& peer = static_cast<const ExporterPeer&>(base);
   info.vmm_canary = peer.canary_of(Trial::Vmm).verdict;
   info.foreign_vmm_canary = peer.canary_of(Trial::ForeignVmm).verdict;
   info.pool_canary = peer.canary_of(Trial::Pool).verdict;
@@ -255,10 +244,8 @@ gpuloan_peer_info Exporter::peer_info(ExporterPeer& peer) {
     text += (text.empty() ? "" : "; ") + std::string(name_of(static_cast<Trial>(index))) + ": " + peer.canaries[index].text;
   }
   text.copy(info.canary_text, sizeof info.canary_text - 1);
-  info.pidfd = peer.pidfd ? 1 : 0;
   info.loans_out = peer.loans.size();
   peer.account.copy(info.account, sizeof info.account - 1);
-  return info;
 }
 
 } // namespace gpuloan::loan

@@ -147,7 +147,6 @@ class ExporterPeer : public Peer {
   SideFloors floors;
   bool same_process = false;
   bool same_device = false;
-  bool sees_device = false; // it works on our device, or sees it beside its own
   bool peer_access = false; // it works on another device, which reaches the memory of ours
   std::string apart;        // why it can map none of our device's memory
 
@@ -199,6 +198,7 @@ class ExporterPeer : public Peer {
 
   std::array<Canary, kTrials> canaries;
   [[nodiscard]] Canary& canary_of(Trial trial) noexcept { return canaries[static_cast<std::size_t>(trial)]; }
+  [[nodiscard]] const Canary& canary_of(Trial trial) const noexcept { return canaries[static_cast<std::size_t>(trial)]; }
   [[nodiscard]] gpuloan_canary host_canary() const noexcept; // of all ways of the host rung
 
   ~ExporterPeer() override { release_memory(true); }
@@ -281,7 +281,6 @@ class Exporter : public Context {
   [[nodiscard]] Result<void> cancel(const std::shared_ptr<ExportLoan>& loan, std::string_view reason);
   [[nodiscard]] Result<void> reclaim(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
   [[nodiscard]] Result<void> wait_done(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
-  [[nodiscard]] Result<void> wait_end(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms);
 
   struct Grant {
     std::shared_ptr<RegionHandle> region;
@@ -290,7 +289,6 @@ class Exporter : public Context {
   [[nodiscard]] Result<Grant> grant(Request& request, LendOptions options);
   [[nodiscard]] Result<std::shared_ptr<ExportLoan>> grant_with(Request& request, std::uint64_t pointer, LendOptions options);
   [[nodiscard]] Result<void> deny(Request& request, std::string_view reason);
-  [[nodiscard]] gpuloan_peer_info peer_info(ExporterPeer& peer);
 
  private:
   Exporter(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
@@ -299,21 +297,21 @@ class Exporter : public Context {
   void on_listener() override;
   void watch_listener();
   void adopt_peer(const std::shared_ptr<ExporterPeer>& peer);
-  [[nodiscard]] Result<void> shake(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  [[nodiscard]] Result<void> shake(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   [[nodiscard]] Result<void> on_hello(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
   void match_device(ExporterPeer& peer);
   void welcome(const std::shared_ptr<ExporterPeer>& peer);
   void refuse(const std::shared_ptr<ExporterPeer>& peer, Error why);
 
   // exporter.cpp
-  void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
+  [[nodiscard]] Result<void> handle(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
   void on_peer_dead(const std::shared_ptr<Peer>& peer) override;
   [[nodiscard]] bool awaits_death(const Peer& peer) const override;
   [[nodiscard]] std::uint64_t tick() override;
   void after_turn() override;
   void fill_stats(gpuloan_stats& stats) const override;
-  [[nodiscard]] Result<void> handle(const std::shared_ptr<ExporterPeer>& peer, channel::Received& received);
+  void fill_peer_info(const Peer& peer, gpuloan_peer_info& info) const override;
   [[nodiscard]] Result<void> on_request(const std::shared_ptr<ExporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_done(ExporterPeer& peer, const channel::Turn& turn);
   [[nodiscard]] Result<void> on_ack(ExporterPeer& peer, const channel::Received& received);

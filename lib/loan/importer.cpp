@@ -25,13 +25,8 @@ Importer::~Importer() { close(); }
 
 // ---- Records ------------------------------------------------------------------------------------------------------
 
-void Importer::on_record(const std::shared_ptr<Peer>& base, channel::Received& received) {
+Result<void> Importer::handle(const std::shared_ptr<Peer>& base, channel::Received& received) {
   const auto peer = std::static_pointer_cast<ImporterPeer>(base);
-  Result<void> done = peer->phase == Peer::Phase::Ready ? handle(peer, received) : shake(*peer, received);
-  if (!done) lose(peer, std::move(done.error()));
-}
-
-Result<void> Importer::handle(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received) {
   using channel::Type;
   const channel::Record& record = *received.record;
   const auto loan_of = [&peer](std::uint64_t id) -> std::shared_ptr<ImportLoan> {
@@ -328,17 +323,6 @@ void Importer::fill_stats(gpuloan_stats& stats) const {
   }
 }
 
-gpuloan_peer_info Importer::peer_info(ImporterPeer& peer) {
-  const Lock lock(mutex_);
-  gpuloan_peer_info info = {};
-  info.size = sizeof info;
-  info.pid = peer.pid;
-  info.pidfd = peer.pidfd ? 1 : 0;
-  info.lost = peer.lost ? 1 : 0;
-  info.protocol = peer.version;
-  info.has_device = peer.sees_device ? 1 : 0;
-  info.loans_out = peer.loans.size();
-  return info;
-}
+void Importer::fill_peer_info(const Peer& peer, gpuloan_peer_info& info) const { info.loans_out = static_cast<const ImporterPeer&>(peer).loans.size(); }
 
 } // namespace gpuloan::loan

@@ -99,7 +99,6 @@ class ImporterPeer : public Peer {
   std::string words_refusal; // why the control words cannot be pinned here; words_mutex guards it
   Error refusal;           // of REFUSED
   SideFloors floors;       // the exporter's
-  bool sees_device = false; // the exporter's, by UUID: it is ours, or one that we see beside it
   // Buffers of loans that ended while the ring still copied into them.
   std::vector<std::pair<std::uint64_t, std::shared_ptr<memory::DeviceBuffer>>> limbo;
 };
@@ -181,8 +180,6 @@ class Importer : public Context {
   // status OK: an ordinary return; FAILED: with the reason why the work failed.
   [[nodiscard]] Result<void> give_back(const std::shared_ptr<ImportLoan>& loan, gpuloan_status status, std::string_view reason);
   [[nodiscard]] Result<void> wait_done(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms);
-  [[nodiscard]] Result<void> wait_end(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms);
-  [[nodiscard]] gpuloan_peer_info peer_info(ImporterPeer& peer);
 
  private:
   Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot);
@@ -190,10 +187,10 @@ class Importer : public Context {
 
   // connect.cpp
   [[nodiscard]] Result<std::shared_ptr<ImporterPeer>> handshake(UniqueFd socket, const gpuloan_key* key, const Deadline& deadline);
-  [[nodiscard]] Result<void> shake(ImporterPeer& peer, channel::Received& received); // lock held
+  [[nodiscard]] Result<void> shake(const std::shared_ptr<Peer>& peer, channel::Received& received) override; // lock held
 
   // importer.cpp
-  void on_record(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
+  [[nodiscard]] Result<void> handle(const std::shared_ptr<Peer>& peer, channel::Received& received) override;
   void on_peer_lost(const std::shared_ptr<Peer>& peer) override;
   void see_off(Lock& lock, Peer& peer, const Deadline& deadline) override; // importer_end.cpp
   [[nodiscard]] std::uint64_t tick() override;
@@ -203,7 +200,7 @@ class Importer : public Context {
     static_cast<void>(foreign_.poll());
   }
   void fill_stats(gpuloan_stats& stats) const override;
-  [[nodiscard]] Result<void> handle(const std::shared_ptr<ImporterPeer>& peer, channel::Received& received);
+  void fill_peer_info(const Peer& peer, gpuloan_peer_info& info) const override;
   [[nodiscard]] Result<void> on_export(const std::shared_ptr<ImporterPeer>& peer, const channel::Received& received);
   [[nodiscard]] Result<void> on_event_handle(ImporterPeer& peer, const channel::EventHandle& handle);
   [[nodiscard]] Result<cuda::IpcEventHandle> open_events(ImportEvents& pair, const channel::EventHandle& wire) const;
@@ -242,7 +239,6 @@ class Importer : public Context {
   void end(ImportLoan& loan, Trash& trash);
   void acknowledge(ImportLoan& loan);
   void cancel(ImportLoan& loan, gpuloan_status status, std::string text, Trash& trash);
-  void send_done(ImportLoan& loan, std::uint64_t at_ns);
   void release_wait(ImportLoan& loan);
   void store_release(ImportLoan& loan);
   void settle_cancelled(ImporterPeer& peer, Trash& trash);

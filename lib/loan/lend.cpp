@@ -233,7 +233,7 @@ Result<void> Exporter::reclaim(const std::shared_ptr<ExportLoan>& loan, std::uin
       send(loan->exporter_peer(), record);
     }
   }
-  return wait_end(loan, timeout_ms);
+  return wait_end(*loan, timeout_ms);
 }
 
 Result<void> Exporter::wait_done(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
@@ -243,14 +243,6 @@ Result<void> Exporter::wait_done(const std::shared_ptr<ExportLoan>& loan, std::u
     return loan->outcome != GPULOAN_OK || loan->ended || loan->state == ExportState::Home;
   });
   if (!over) return fail(GPULOAN_ERR_TIMEOUT, "the turn was not done within " + std::to_string(timeout_ms) + " ms");
-  return loan->outcome_result();
-}
-
-Result<void> Exporter::wait_end(const std::shared_ptr<ExportLoan>& loan, std::uint32_t timeout_ms) {
-  Lock lock(mutex_);
-  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return loan->ended; })) {
-    return fail(GPULOAN_ERR_TIMEOUT, "the loan did not end within " + std::to_string(timeout_ms) + " ms");
-  }
   return loan->outcome_result();
 }
 

@@ -26,6 +26,12 @@ gpuloan_status outcome_from_wire(std::int32_t status) noexcept {
   }
 }
 
+bool Loan::watched(gate::Word which) const {
+  const gate::Words& words = peer->words;
+  const bool stored = carrier == Carrier::Direct && gate != GPULOAN_GATE_EVENT && words && words.load(slot, which) == word();
+  return stored && words.watched(slot, which);
+}
+
 void Loan::fill_report(gpuloan_loan_report& report) const {
   report.id = id;
   report.bytes = bytes;

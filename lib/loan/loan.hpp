@@ -64,6 +64,8 @@ class Loan : public std::enable_shared_from_this<Loan> {
     return fail(outcome, outcome_text);
   }
   [[nodiscard]] std::uint64_t word() const noexcept { return gate::word_value(generation, turn); }
+  // The other side waits at the word, and finds this turn in it: no record has to tell.
+  [[nodiscard]] bool watched(gate::Word which) const;
   void mark(gpuloan_step step) noexcept { step_ns[static_cast<std::size_t>(step)] = now_ns(); }
 
   [[nodiscard]] virtual gpuloan_memory_state memory_state() const noexcept { return GPULOAN_MEMORY_HELD; }

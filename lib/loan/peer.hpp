@@ -61,6 +61,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::uint16_t version = 0;
   bool takes_bundles = false; // messages of several records
   std::vector<channel::DeviceEntry> devices;
+  bool sees_device = false; // by UUID: the exporter's device is the one that the importer works on, or that it sees beside it
   std::int32_t pid = 0;
   std::string account;
   gate::Words words;

@@ -2,6 +2,7 @@
 //
 // Context: records on their way out. Straight into the socket; where that is full, into the outbox, in order; in one message what is bundled.
 #include <loan/context.hpp>
+#include <loan/loan.hpp>
 
 #include <new>
 #include <sys/socket.h>
@@ -86,6 +87,16 @@ void Context::end_bundle() noexcept {
 void Context::send_text(Peer& peer, channel::Record record, std::string_view text) {
   text = text.substr(0, GPULOAN_TEXT_MAX - 1);
   send(peer, record, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void Context::send_turn(const Loan& loan, channel::Type type, std::uint64_t at_ns) {
+  channel::Record record = channel::make_record(type);
+  record.turn.loan = loan.id;
+  record.turn.slot = loan.slot;
+  record.turn.generation = loan.generation;
+  record.turn.turn = loan.turn;
+  record.turn.at_ns = at_ns;
+  send(*loan.peer, record);
 }
 
 void Context::flush(const std::shared_ptr<Peer>& peer) {

@@ -119,7 +119,7 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
     pump(peer);
     request_tick();
   } else {
-    if (loan->gate == GPULOAN_GATE_EVENT) send_done(*loan, 0); // RECORDED: the exporter may query from now on
+    if (loan->gate == GPULOAN_GATE_EVENT) send_turn(*loan, channel::Type::Done, 0); // RECORDED: the exporter may query from now on
     loan->behind = std::move(posted.behind);
     loan->behind_watched = false;
     loan->behind_ns = now_ns();

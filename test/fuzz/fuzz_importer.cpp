@@ -168,7 +168,7 @@ class Run {
         give_back(input);
         break;
       case 20:
-        if (Borrowed* loan = pick(input)) static_cast<void>(importer_->wait_end(loan->loan, 0));
+        if (Borrowed* loan = pick(input)) static_cast<void>(importer_->wait_end(*loan->loan, 0));
         break;
       default:
         break;
