@@ -19,7 +19,7 @@ Result<bool> Exporter::post_turn(ExportLoan& loan, cuda::Stream stream) {
   driver::Gpu::Scope scope(*gpu_);
   GPULOAN_TRY(scope.ok());
   if (copies && loan.carrier == Carrier::Ring) { // the ring's stream does it, and READY follows its last copy
-    const cuda::Stream ring = peer.to_importer->ring().stream();
+    const cuda::Stream ring = peer.rings.out->ring().stream();
     const cuda::Stream streams[] = {stream};
     GPULOAN_TRY(gate::join(gpu_, ring, streams));
     return false;
@@ -134,11 +134,11 @@ void Exporter::start_turn(ExportLoan& loan) {
   }
   if (loan.carrier == Carrier::Ring && loan.bytes > 0) {
     if (loan.access == GPULOAN_ACCESS_READ) {
-      peer.to_importer->start(loan.id, loan.turn, loan.pointer, loan.bytes);
-      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.to_importer->ring().stream());
+      peer.rings.out->start(loan.id, loan.turn, loan.pointer, loan.bytes);
+      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.rings.out->ring().stream());
     } else {
-      peer.from_importer->expect(loan.id, loan.turn, loan.pointer, loan.bytes);
-      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.from_importer->ring().stream());
+      peer.rings.in->expect(loan.id, loan.turn, loan.pointer, loan.bytes);
+      if (loan.region != nullptr) loan.arena->used_on(loan.region, peer.rings.in->ring().stream());
     }
   }
 }

@@ -33,10 +33,9 @@ void Importer::end(ImportLoan& loan, Trash& trash) {
   if (loan.unmapping) return;
   ImporterPeer& peer = loan.importer_peer();
   release_wait(loan);
-  if (peer.from_exporter) peer.from_exporter->forget(loan.id);
-  if (peer.to_exporter) peer.to_exporter->forget(loan.id); // by now nothing of it is in flight
+  peer.rings.forget(loan.id); // by now nothing of it is in flight
   if (loan.buffer) {
-    const bool in_use = peer.from_exporter && peer.from_exporter->in_flight(loan.id);
+    const bool in_use = peer.rings.in && peer.rings.in->in_flight(loan.id);
     if (in_use) peer.limbo.emplace_back(loan.id, loan.buffer);
     else trash.push_back(loan.buffer);
     loan.buffer.reset();
@@ -134,7 +133,7 @@ void Importer::cancel(ImportLoan& loan, gpuloan_status status, std::string text,
   loan.cancelled = true;
   store_release(loan); // then a stream that waits for READY is released, also when the caller has let go already
   request_tick();
-  if (loan.work) loan.importer_peer().to_exporter->forget(loan.id); // settle_cancelled ends it once our own work is over
+  if (loan.work) loan.importer_peer().rings.out->forget(loan.id); // settle_cancelled ends it once our own work is over
   if (next.verdict != Verdict::Go) return;
   if (next.next == ImportState::Ended) {
     end(loan, trash);
@@ -148,7 +147,7 @@ void Importer::cancel(ImportLoan& loan, gpuloan_status status, std::string text,
 void Importer::settle_cancelled(ImporterPeer& peer, Trash& trash) {
   std::vector<std::shared_ptr<ImportLoan>> over;
   for (const auto& [id, loan] : peer.loans) {
-    if (!loan->cancelled || !loan->work || loan->state != ImportState::Letting || peer.to_exporter->in_flight(id)) continue;
+    if (!loan->cancelled || !loan->work || loan->state != ImportState::Letting || peer.rings.out->in_flight(id)) continue;
     const auto complete = loan->work.query();
     if (!complete || *complete) over.push_back(loan);
   }
@@ -183,7 +182,7 @@ Result<bool> Importer::turn_passed(ImportLoan& loan) {
   if (loan.import && loan.import->missing > 0) return false;
   auto passed = gate::passed(loan.ready_post(), true);
   if (!passed || !*passed) return passed;
-  if (loan.carrier == Carrier::Ring && loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0) return peer.from_exporter && peer.from_exporter->landed(loan.id, loan.turn);
+  if (loan.carrier == Carrier::Ring && loan.access == GPULOAN_ACCESS_READ && loan.bytes > 0) return peer.rings.in && peer.rings.in->landed(loan.id, loan.turn);
   return true;
 }
 

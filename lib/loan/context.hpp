@@ -6,6 +6,7 @@
 //   loop.cpp     who turns the loop, how long it waits, and ticks
 //   context.cpp  peers: they come, what they send is received, and they are lost or closed
 //   send.cpp     records on their way out
+//   rings.cpp    the host rung's rings, as far as both ends do the same
 //   events.cpp   what the caller is told, and the names that it has for peers, loans and regions
 //
 // Threads. With a loop thread, that thread makes, uses and destroys the engine; callers' threads enter through the lock
@@ -130,6 +131,10 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   };
   void send_text(Peer& peer, channel::Record record, std::string_view text);
   void send_turn(const Loan& loan, channel::Type type, std::uint64_t at_ns); // READY or DONE
+  // Lock held, as for the next one. Moves the copies of the rings along, and tells the other end.
+  [[nodiscard]] Result<void> move_rings(Peer& peer, memory::RingSource::Progress& source, memory::RingSink::Progress& sink);
+  // RING_FILLED or RING_DRAINED came. `refused`: there may be no such ring on this side.
+  [[nodiscard]] Result<void> on_ring_moved(Peer& peer, const channel::Record& record, bool refused);
   // Lock held. Takes the peer out of the loop and closes its socket; on_peer_lost follows at once.
   void lose(const std::shared_ptr<Peer>& peer, Error why);
   [[nodiscard]] static Error loss(const char* why) noexcept; // PEER_LOST; without the text where there is no memory for it

@@ -71,17 +71,9 @@ Result<void> Exporter::handle(const std::shared_ptr<Peer>& base, channel::Receiv
       feed_pieces(peer);
       return {};
     case Type::RingFilled:
-      if (!peer->from_importer) return fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring");
-      GPULOAN_TRY(peer->from_importer->filled({record.ring_filled.loan, record.ring_filled.offset, record.ring_filled.bytes,
-                                               record.ring_filled.turn, record.ring_filled.slot}));
-      pump(*peer);
-      request_tick();
-      return {};
     case Type::RingDrained:
-      if (!peer->to_importer) return fail(GPULOAN_ERR_PROTOCOL, "RING_DRAINED without a ring");
-      peer->to_importer->drained(record.ring_drained.slot);
+      GPULOAN_TRY(on_ring_moved(*peer, record, false));
       pump(*peer);
-      request_tick();
       return {};
     default:
       return fail(GPULOAN_ERR_PROTOCOL, "record type " + std::to_string(record.header.type) + " is not an importer's");
@@ -142,7 +134,7 @@ Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& recei
   if (found == nullptr || found->acked || found->state == ExportState::Preparing) return fail(GPULOAN_ERR_PROTOCOL, "ACK names no loan that is out");
   const auto loan = std::static_pointer_cast<ExportLoan>(found->shared_from_this());
   loan->acked = true;
-  if (peer.to_importer) peer.to_importer->forget(loan->id); // nothing more of it is sent
+  if (peer.rings.out) peer.rings.out->forget(loan->id); // nothing more of it is sent
   loan->step_ns[GPULOAN_STEP_IMPORT] = ack.import_ns;
   loan->step_ns[GPULOAN_STEP_WRITE] = ack.write_ns;
   loan->step_ns[GPULOAN_STEP_DONE] = ack.done_ns;
@@ -194,7 +186,7 @@ std::uint64_t Exporter::tick() {
     judge_late_canaries(peer);
     seek_proof(peer);
     if (peer->lost && peer->dead && !peer->untethered && awaits_death(*peer)) proof_ns = std::min(proof_ns, std::max(peer->seal_at_ns, now_ns() + kTickMaxNs));
-    busy |= peer->copying();
+    busy |= peer->rings.busy();
     if (peer->arena && peer->arena->sweep()) sweeping = peer->sweeping = true;
     else if (std::exchange(peer->sweeping, false) && !peer->lost) recall_idle(*peer);
     const bool counted = peer->arena && (peer->arena->stats().chunks > 0 || peer->arena->stats().surrendered_bytes > 0);

@@ -24,7 +24,6 @@
 #include <loan/trial.hpp>
 #include <memory/arena.hpp>
 #include <memory/device_buffer.hpp>
-#include <memory/host_ring.hpp>
 
 #include <unordered_map>
 
@@ -183,8 +182,6 @@ class ExporterPeer : public Peer {
 
   std::mutex prepare_mutex; // making words, rings, events and the copy stream: driver calls without the context's lock
   std::vector<std::unique_ptr<EventPair>> events;
-  std::unique_ptr<memory::RingSource> to_importer;
-  std::unique_ptr<memory::RingSink> from_importer;
   driver::OwnedStream copy_stream;
   std::unique_ptr<memory::UnpinnedCopies> unpinned; // from staging pages that the driver would not pin
   std::string words_refusal;                        // why the control words cannot be pinned
@@ -205,9 +202,6 @@ class ExporterPeer : public Peer {
   // Gives words, rings, events and streams, and at the end the arena, to the reaper: some of them can only be given back
   // by calls that wait for the whole CUDA context.
   void release_memory(bool with_arena) noexcept;
-  [[nodiscard]] bool copying() const noexcept {
-    return (to_importer && to_importer->busy()) || (from_importer && from_importer->busy());
-  }
 };
 
 class ExportLoan : public Loan {

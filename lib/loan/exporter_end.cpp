@@ -98,8 +98,7 @@ struct Remains {
   std::vector<std::unique_ptr<EventPair>> events;
   std::vector<std::pair<std::uint32_t, driver::OwnedEvent>> late_slots;
   gate::Words words;
-  std::unique_ptr<memory::RingSource> to_importer;
-  std::unique_ptr<memory::RingSink> from_importer;
+  memory::RingEnds rings;
   std::unique_ptr<memory::UnpinnedCopies> unpinned;
   std::shared_ptr<memory::Arena> arena;
   std::vector<std::shared_ptr<ReleaseCall>> released;
@@ -109,14 +108,15 @@ struct Remains {
   Remains(const Remains&) = delete;
   Remains& operator=(const Remains&) = delete;
   ~Remains() {
-    const auto leave = [this](auto& end) { // to the process, with what it copies
-      static_cast<void>(end.release());
+    bool over = rings.drain();
+    if (unpinned && !unpinned->drain()) {
+      static_cast<void>(unpinned.release());
+      over = false;
+    }
+    if (!over) { // to the process, with what is copied
       abandon(std::move(arena));
       abandon(std::move(released));
-    };
-    if (!memory::drain_ring(to_importer.get())) leave(to_importer);
-    if (!memory::drain_ring(from_importer.get())) leave(from_importer);
-    if (unpinned && !unpinned->drain()) leave(unpinned);
+    }
     arena.reset();
     for (const auto& call : released) call->go();
     released.clear();
@@ -128,20 +128,19 @@ struct Remains {
 void ExporterPeer::release_memory(bool with_arena) noexcept {
   try {
     auto remains = std::make_shared<Remains>();
-    if (to_importer) to_importer->forget_all();
+    if (rings.out) rings.out->forget_all();
     if (with_arena) {
       remains->copy_stream = std::move(copy_stream);
       remains->canary_stream = std::move(canary_stream);
       remains->ring_streams = std::move(ring_streams);
     } else { // the regions that live on remember which streams used them
-      if (to_importer) ring_streams.push_back(to_importer->ring().take_stream());
-      if (from_importer) ring_streams.push_back(from_importer->ring().take_stream());
+      if (rings.out) ring_streams.push_back(rings.out->ring().take_stream());
+      if (rings.in) ring_streams.push_back(rings.in->ring().take_stream());
     }
     remains->events = std::move(events);
     remains->late_slots = std::move(late_slots);
     remains->words = std::move(words);
-    remains->to_importer = std::move(to_importer);
-    remains->from_importer = std::move(from_importer);
+    remains->rings = std::move(rings);
     remains->unpinned = std::move(unpinned);
     remains->released = std::move(released);
     remains->blocks = std::move(blocks);

@@ -43,7 +43,7 @@ void Exporter::on_peer_lost(const std::shared_ptr<Peer>& base) {
 void Exporter::settle_lost(ExportLoan& loan) {
   if (loan.ended || loan.state == ExportState::Preparing) return; // lend() itself sees that the peer is lost
   ExporterPeer& peer = loan.exporter_peer();
-  if (peer.to_importer) peer.to_importer->forget(loan.id);
+  if (peer.rings.out) peer.rings.out->forget(loan.id);
   loan.settling = true;
   advance(loan); // reads the word once more: what was done before the death counts
 }
@@ -58,7 +58,7 @@ void Exporter::report_lost(ExporterPeer& peer) {
 // Once nothing of ours is under way with a lost peer, all but its arena goes; and its pidfd once nothing is counted by it.
 void Exporter::settle_peer(const std::shared_ptr<ExporterPeer>& peer) {
   const bool canary = std::any_of(peer->canaries.begin(), peer->canaries.end(), [](const Canary& one) { return one.out(); });
-  if (!peer->memory_released && peer->loans.empty() && !peer->copying() && peer->late_slots.empty() && !canary && !peer->in_loop) {
+  if (!peer->memory_released && peer->loans.empty() && !peer->rings.busy() && peer->late_slots.empty() && !canary && !peer->in_loop) {
     peer->release_memory(false);
   }
   if (peer->memory_released && peer->pidfd_in_loop && !awaits_death(*peer)) {

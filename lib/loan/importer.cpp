@@ -85,19 +85,10 @@ Result<void> Importer::handle(const std::shared_ptr<Peer>& base, channel::Receiv
       cancel(*loan, status, channel::readable_text(received), trash);
       return {};
     }
-    case Type::RingFilled: {
-      if (!peer->from_exporter) return peer->adopt_error.text.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_FILLED without a ring") : Result<void>();
-      const channel::RingFilled& wire = record.ring_filled;
-      GPULOAN_TRY(peer->from_exporter->filled({wire.loan, wire.offset, wire.bytes, wire.turn, wire.slot}));
-      pump(*peer);
-      request_tick();
-      return {};
-    }
+    case Type::RingFilled:
     case Type::RingDrained:
-      if (!peer->to_exporter) return peer->adopt_error.text.empty() ? fail(GPULOAN_ERR_PROTOCOL, "RING_DRAINED without a ring") : Result<void>();
-      peer->to_exporter->drained(record.ring_drained.slot);
+      GPULOAN_TRY(on_ring_moved(*peer, record, !peer->adopt_error.text.empty()));
       pump(*peer);
-      request_tick();
       return {};
     default:
       return fail(GPULOAN_ERR_PROTOCOL, "record type " + std::to_string(record.header.type) + " is not an exporter's");
@@ -106,7 +97,7 @@ Result<void> Importer::handle(const std::shared_ptr<Peer>& base, channel::Receiv
 
 Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) {
   const channel::Ring& wire = received.record->ring;
-  const bool known = wire.to_importer != 0 ? peer.from_exporter != nullptr : peer.to_exporter != nullptr;
+  const bool known = wire.to_importer != 0 ? peer.rings.in != nullptr : peer.rings.out != nullptr;
   if (known || !gpu_) return fail(GPULOAN_ERR_PROTOCOL, "RING came where none can be");
   auto ring = memory::HostRing::adopt(gpu_, received.fds.take(0), wire.slot_bytes, wire.slot_count);
   if (!ring) {
@@ -116,9 +107,9 @@ Result<void> Importer::on_ring(ImporterPeer& peer, channel::Received& received) 
     return {};
   }
   if (wire.to_importer != 0) {
-    peer.from_exporter = std::make_unique<memory::RingSink>(std::move(*ring), true);
+    peer.rings.in = std::make_unique<memory::RingSink>(std::move(*ring), true);
   } else {
-    peer.to_exporter = std::make_unique<memory::RingSource>(std::move(*ring));
+    peer.rings.out = std::make_unique<memory::RingSource>(std::move(*ring));
   }
   return {};
 }
@@ -286,7 +277,7 @@ std::uint64_t Importer::tick() {
     settle_cancelled(peer, trash);
     busy |= settle_works(peer, trash);
     dispose(std::move(trash));
-    busy |= (peer.from_exporter && peer.from_exporter->busy()) || (peer.to_exporter && peer.to_exporter->busy());
+    busy |= peer.rings.busy();
     for (const auto& [id, loan] : peer.loans) {
       busy |= loan->cancelled && loan->work;
       if (loan->gpu_wait && gate::reached(peer.words.load(loan->slot, gate::Word::Ready), loan->word())) release_wait(*loan);

@@ -15,7 +15,6 @@
 #include <loan/completion.hpp>
 #include <loan/loan.hpp>
 #include <memory/device_buffer.hpp>
-#include <memory/host_ring.hpp>
 
 #include <unordered_map>
 
@@ -93,8 +92,6 @@ class ImporterPeer : public Peer {
   std::unordered_map<std::uint64_t, std::shared_ptr<ImportLoan>> requests; // by our number, not answered
   std::uint64_t next_request = 1;
   std::vector<std::shared_ptr<ImportEvents>> events;
-  std::unique_ptr<memory::RingSink> from_exporter;
-  std::unique_ptr<memory::RingSource> to_exporter;
   Error adopt_error; // of a ring that could not be adopted; no text: none
   std::string words_refusal; // why the control words cannot be pinned here; words_mutex guards it
   Error refusal;           // of REFUSED

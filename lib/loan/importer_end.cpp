@@ -79,8 +79,7 @@ struct Remains {
   std::vector<std::shared_ptr<ImportEvents>> events;
   std::map<std::uint64_t, std::shared_ptr<Import>> imports;
   gate::Words words;
-  std::unique_ptr<memory::RingSink> from_exporter;
-  std::unique_ptr<memory::RingSource> to_exporter;
+  memory::RingEnds rings;
   decltype(ImporterPeer::limbo) limbo;
   decltype(ImporterPeer::foreign) foreign;
   std::map<std::uint64_t, std::shared_ptr<ImportPool>> pools;
@@ -91,12 +90,7 @@ struct Remains {
   Remains(const Remains&) = delete;
   Remains& operator=(const Remains&) = delete;
   ~Remains() {
-    const auto leave = [this](auto& end) {
-      static_cast<void>(end.release());
-      abandon(std::move(limbo));
-    };
-    if (!memory::drain_ring(from_exporter.get())) leave(from_exporter);
-    if (!memory::drain_ring(to_exporter.get())) leave(to_exporter);
+    if (!rings.drain()) abandon(std::move(limbo));
     imports.clear();
     foreign.clear();
     pools.clear();
@@ -110,12 +104,11 @@ struct Remains {
 void ImporterPeer::release_memory(bool mapped) noexcept {
   try {
     auto remains = std::make_shared<Remains>();
-    if (to_exporter) to_exporter->forget_all();
+    if (rings.out) rings.out->forget_all();
     remains->events = std::move(events);
     if (mapped) remains->imports = std::move(imports);
     remains->words = std::move(words);
-    remains->from_exporter = std::move(from_exporter);
-    remains->to_exporter = std::move(to_exporter);
+    remains->rings = std::move(rings);
     remains->limbo = std::move(limbo);
     if (mapped) {
       remains->foreign = std::move(foreign);

@@ -267,16 +267,16 @@ Result<Importer::Address> Importer::map(ImporterPeer& peer, Import& import, gpul
 Result<void> Importer::prepare_buffer(ImportLoan& loan) {
   ImporterPeer& peer = loan.importer_peer();
   if (!gpu_) return fail(GPULOAN_ERR_NO_DEVICE, "device memory was lent to a context without a device");
-  if (loan.access == GPULOAN_ACCESS_READ ? !peer.from_exporter : !peer.to_exporter) {
+  if (loan.access == GPULOAN_ACCESS_READ ? !peer.rings.in : !peer.rings.out) {
     if (!peer.adopt_error.text.empty()) return forward(Error(peer.adopt_error));
     return fail(GPULOAN_ERR_DRIVER, "the exporter announced no ring");
   }
   auto buffer = memory::DeviceBuffer::create(gpu_, loan.bytes);
   if (!buffer) return forward(std::move(buffer.error()));
   loan.buffer = std::make_shared<memory::DeviceBuffer>(std::move(*buffer));
-  const memory::HostRing& ring = loan.access == GPULOAN_ACCESS_READ ? peer.from_exporter->ring() : peer.to_exporter->ring();
+  const memory::HostRing& ring = loan.access == GPULOAN_ACCESS_READ ? peer.rings.in->ring() : peer.rings.out->ring();
   if (!ring.pinned()) loan.rung_reason = "host: with memory that is not pinned here: " + gpu_->pin_refusal();
-  if (loan.access == GPULOAN_ACCESS_READ) peer.from_exporter->expect(loan.id, 1, loan.buffer->pointer(), loan.bytes);
+  if (loan.access == GPULOAN_ACCESS_READ) peer.rings.in->expect(loan.id, 1, loan.buffer->pointer(), loan.bytes);
   return {};
 }
 

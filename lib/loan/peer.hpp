@@ -5,6 +5,7 @@
 
 #include <channel/socket.hpp>
 #include <gate/gate.hpp>
+#include <memory/host_ring.hpp>
 
 #include <deque>
 #include <memory>
@@ -65,6 +66,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::int32_t pid = 0;
   std::string account;
   gate::Words words;
+  memory::RingEnds rings; // of the host rung
   std::mutex words_mutex; // registering the words: a driver call, made without the context's lock
 };
 

@@ -93,7 +93,7 @@ Result<cuda::IpcEventHandle> Exporter::make_event(EventPair& pair) const {
 }
 
 Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
-  if (to_importer ? peer.to_importer != nullptr : peer.from_importer != nullptr) return {};
+  if (to_importer ? peer.rings.out != nullptr : peer.rings.in != nullptr) return {};
   auto ring = memory::HostRing::create(gpu_, memory::kRingSlotBytes, memory::kRingSlots);
   if (!ring) {
     ring.error().text = "the ring of the host rung cannot be made: " + ring.error().text + "; free what it names, then lend again, or allow another rung";
@@ -107,9 +107,9 @@ Result<void> Exporter::prepare_ring(ExporterPeer& peer, bool to_importer) {
   fds.push_back(ring->take_fd());
   const Lock lock(mutex_);
   if (to_importer) {
-    peer.to_importer = std::make_unique<memory::RingSource>(std::move(*ring));
+    peer.rings.out = std::make_unique<memory::RingSource>(std::move(*ring));
   } else {
-    peer.from_importer = std::make_unique<memory::RingSink>(std::move(*ring), false);
+    peer.rings.in = std::make_unique<memory::RingSink>(std::move(*ring), false);
   }
   send(peer, record, {}, std::move(fds));
   return {};
@@ -130,7 +130,7 @@ void Exporter::note_unpinned(ExportLoan& loan) const {
   std::string note;
   ExporterPeer& peer = loan.exporter_peer();
   const bool ring = loan.carrier == Carrier::Ring;
-  const bool unpinned = ring ? !(loan.access == GPULOAN_ACCESS_READ ? peer.to_importer->ring() : peer.from_importer->ring()).pinned()
+  const bool unpinned = ring ? !(loan.access == GPULOAN_ACCESS_READ ? peer.rings.out->ring() : peer.rings.in->ring()).pinned()
                              : loan.carrier == Carrier::Segment && loan.staging->pointer() == 0;
   if (unpinned) note = "host: with memory that is not pinned here: " + gpu_->pin_refusal() + "; ";
   if (ring && (peer.floors.floors & GPULOAN_FLOOR_HOST_REGISTER) == 0) note += "host: with memory that is not pinned at the importer, whose device cannot register it; ";

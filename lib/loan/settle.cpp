@@ -25,14 +25,14 @@ bool Exporter::copies_pending(ExportLoan& loan) {
     return over && !*over;
   }
   if (loan.carrier != Carrier::Ring) return false;
-  return (peer.to_importer && peer.to_importer->in_flight(loan.id)) || (peer.from_importer && peer.from_importer->in_flight(loan.id));
+  return peer.rings.in_flight(loan.id);
 }
 
 // Whether the bytes of a turn whose DONE gate passed are where the exporter's consumers look for them.
 Result<bool> Exporter::landed(ExportLoan& loan) {
   ExporterPeer& peer = loan.exporter_peer();
   if (loan.access == GPULOAN_ACCESS_READ || loan.bytes == 0 || loan.carrier == Carrier::Direct) return true;
-  if (loan.carrier == Carrier::Ring) return peer.from_importer && peer.from_importer->landed(loan.id, loan.turn);
+  if (loan.carrier == Carrier::Ring) return peer.rings.in && peer.rings.in->landed(loan.id, loan.turn);
   if (loan.carrier == Carrier::Segment && loan.staging->pointer() == 0) {
     if (!loan.unpinned_landing) {
       auto copy = peer.unpinned->to_device(loan.pointer, loan.staging->host(), loan.bytes, peer.copy_stream.get());
@@ -125,8 +125,7 @@ void Exporter::fail_loan(ExportLoan& loan, gpuloan_status status, std::string te
   loan.set_outcome(status, std::move(text));
   loan.state = next.next;
   ExporterPeer& peer = loan.exporter_peer();
-  if (peer.to_importer) peer.to_importer->forget(loan.id);
-  if (peer.from_importer) peer.from_importer->forget(loan.id);
+  peer.rings.forget(loan.id);
   if (!loan.acked && !peer.lost) { // it must not go on waiting for, or working on, a loan that has failed
     channel::Record record = channel::make_record(channel::Type::Cancel);
     record.cancel.loan = loan.id;
@@ -160,8 +159,7 @@ void Exporter::finish(ExportLoan& loan, ExportEvent event) {
   loan.mark(GPULOAN_STEP_RELEASE);
   loan.ended = true;
   if (loan.outcome != GPULOAN_OK) ++loans_failed_;
-  if (peer.to_importer) peer.to_importer->forget(loan.id);
-  if (peer.from_importer) peer.from_importer->forget(loan.id);
+  peer.rings.forget(loan.id);
   if (loan.staging != nullptr) {
     if (loan.landing) loan.arena->used_on(loan.staging, peer.copy_stream.get());
     finished_staging_.emplace_back(loan.arena, std::exchange(loan.staging, nullptr));
@@ -223,44 +221,25 @@ void Exporter::fail_rings(ExporterPeer& peer) {
 
 void Exporter::pump(ExporterPeer& peer) try {
   if (peer.copies_broken) fail_rings(peer); // one may have been on its way out when they broke
-  if (!peer.copying()) return;
+  if (!peer.rings.busy()) return;
   memory::RingSource::Progress source;
   memory::RingSink::Progress sink;
-  Result<void> moved = peer.to_importer ? peer.to_importer->pump(source) : Result<void>();
-  if (moved && peer.from_importer) moved = peer.from_importer->pump(sink);
-  if (!moved) {
-    if (peer.to_importer) peer.to_importer->ring().give_up();
-    if (peer.from_importer) peer.from_importer->ring().give_up();
+  if (auto moved = move_rings(peer, source, sink); !moved) {
     peer.copies_broken = true;
     peer.copies_error = std::move(moved.error());
     GPULOAN_LOG(GPULOAN_LOG_ERROR, "the host rung's copies failed: " + peer.copies_error.text);
     fail_rings(peer);
     return;
   }
-  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
   const auto loan_of = [&peer](const memory::Piece& piece) -> ExportLoan* {
     const auto it = peer.loans.find(piece.loan);
     return it == peer.loans.end() ? nullptr : it->second.get();
   };
-  for (const memory::Piece& piece : source.filled) {
-    channel::Record record = channel::make_record(channel::Type::RingFilled);
-    record.ring_filled.loan = piece.loan;
-    record.ring_filled.offset = piece.offset;
-    record.ring_filled.bytes = piece.bytes;
-    record.ring_filled.turn = piece.turn;
-    record.ring_filled.slot = piece.slot;
-    send(peer, record);
-  }
   for (const memory::Piece& piece : source.complete) {
     ExportLoan* loan = loan_of(piece);
     if (loan == nullptr) continue;
     peer.words.store(loan->slot, gate::Word::Ready, loan->word());
     announce_ready(*loan);
-  }
-  for (const std::uint32_t slot : sink.drained) {
-    channel::Record record = channel::make_record(channel::Type::RingDrained);
-    record.ring_drained.slot = slot;
-    send(peer, record);
   }
   for (const memory::Piece& piece : sink.landed) {
     if (ExportLoan* loan = loan_of(piece)) advance(*loan);

@@ -43,7 +43,7 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
   if (!gate::is_cpu(stream)) GPULOAN_TRY(gate::join(gpu_, stream, loan->streams));
   if (ring) {
     const cuda::Stream streams[] = {stream};
-    const cuda::Stream through = loan->importer_peer().to_exporter->ring().stream();
+    const cuda::Stream through = loan->importer_peer().rings.out->ring().stream();
     GPULOAN_TRY(gate::join(gpu_, through, streams));
     auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming);
     if (!event) return forward(std::move(event.error()));
@@ -115,7 +115,7 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
   } else if (ring) {
     ImporterPeer& peer = loan->importer_peer();
     loan->work = std::move(*posted.behind);
-    if (!loan->cancelled) peer.to_exporter->start(loan->id, loan->turn, loan->pointer, loan->bytes);
+    if (!loan->cancelled) peer.rings.out->start(loan->id, loan->turn, loan->pointer, loan->bytes);
     pump(peer);
     request_tick();
   } else {
@@ -178,18 +178,11 @@ void Importer::pump(ImporterPeer& peer) try {
   memory::RingSource::Progress source;
   memory::RingSink::Progress sink;
   Trash trash;
-  Result<void> moved = peer.to_exporter && peer.to_exporter->busy() ? peer.to_exporter->pump(source) : Result<void>();
-  if (moved && peer.from_exporter && peer.from_exporter->busy()) moved = peer.from_exporter->pump(sink);
-  if (source.filled.size() + sink.drained.size() > 0) request_tick(); // the next pieces follow soon
+  Result<void> moved = move_rings(peer, source, sink);
   const auto loan_of = [&peer](const memory::Piece& piece) -> std::shared_ptr<ImportLoan> {
     const auto it = peer.loans.find(piece.loan);
     return it == peer.loans.end() ? nullptr : it->second;
   };
-  for (const memory::Piece& piece : source.filled) {
-    channel::Record record = channel::make_record(channel::Type::RingFilled);
-    record.ring_filled = {piece.loan, piece.offset, piece.bytes, piece.turn, piece.slot, {}};
-    send(peer, record);
-  }
   // Under every gate the word is stored here: one that the device wrote behind the last copy could come after the ACK, or, when
   // this process is killed, never.
   for (const memory::Piece& piece : source.complete) {
@@ -200,22 +193,13 @@ void Importer::pump(ImporterPeer& peer) try {
     loan->turns_done = loan->turn;
     complete(*loan, trash);
   }
-  for (const std::uint32_t slot : sink.drained) {
-    channel::Record record = channel::make_record(channel::Type::RingDrained);
-    record.ring_drained.slot = slot;
-    send(peer, record);
-  }
   std::erase_if(peer.limbo, [&](auto& entry) {
-    if (peer.from_exporter && peer.from_exporter->in_flight(entry.first)) return false;
+    if (peer.rings.in && peer.rings.in->in_flight(entry.first)) return false;
     trash.push_back(std::move(entry.second));
     return true;
   });
   if (!sink.landed.empty()) notify();
   dispose(std::move(trash));
-  if (!moved) {
-    if (peer.to_exporter) peer.to_exporter->ring().give_up();
-    if (peer.from_exporter) peer.from_exporter->ring().give_up();
-  }
   if (!moved && !peer.lost) { // without a working device the connection is worth nothing
     const auto it = peers_.find(peer.tag);
     if (it != peers_.end()) lose(it->second, std::move(moved.error()));

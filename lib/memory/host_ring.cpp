@@ -218,16 +218,33 @@ Result<void> RingSink::pump(Progress& progress) {
   return {};
 }
 
-// ---- The end ------------------------------------------------------------------------------------------------------
+// ---- Both ends ----------------------------------------------------------------------------------------------------
+
+void RingEnds::forget(std::uint64_t loan) noexcept {
+  if (out) out->forget(loan);
+  if (in) in->forget(loan);
+}
+
+Result<void> RingEnds::pump(RingSource::Progress& source, RingSink::Progress& sink) {
+  Result<void> moved = out && out->busy() ? out->pump(source) : Result<void>();
+  if (moved && in && in->busy()) moved = in->pump(sink);
+  if (moved) return moved;
+  if (out) out->ring().give_up();
+  if (in) in->ring().give_up();
+  return moved;
+}
 
 namespace {
 
 template <typename End>
-bool drain(End* end) noexcept {
+bool drain_one(std::unique_ptr<End>& end) noexcept {
   const Deadline deadline = Deadline::after_ms(1000);
-  while (end != nullptr && end->copying()) {
+  while (end && end->copying()) {
+    if (!driver::calls_allowed() || deadline.passed()) {
+      static_cast<void>(end.release());
+      return false;
+    }
     typename End::Progress ignored;
-    if (!driver::calls_allowed() || deadline.passed()) return false;
     if (!end->pump(ignored)) end->ring().give_up();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -236,7 +253,9 @@ bool drain(End* end) noexcept {
 
 } // namespace
 
-bool drain_ring(RingSource* end) noexcept { return drain(end); }
-bool drain_ring(RingSink* end) noexcept { return drain(end); }
+bool RingEnds::drain() noexcept {
+  const bool over = drain_one(out);
+  return drain_one(in) && over;
+}
 
 } // namespace gpuloan::memory

@@ -163,8 +163,19 @@ class RingSink {
   std::list<Copying> copying_;
 };
 
-// Waits until one end's own copies are over, a second at most; false then: its pages and what they copy must stay.
-[[nodiscard]] bool drain_ring(RingSource* end) noexcept;
-[[nodiscard]] bool drain_ring(RingSink* end) noexcept;
+// One side's ends of the two rings of a connection. Null until something needs them.
+struct RingEnds {
+  std::unique_ptr<RingSource> out;
+  std::unique_ptr<RingSink> in;
+
+  [[nodiscard]] bool busy() const noexcept { return (out && out->busy()) || (in && in->busy()); }
+  [[nodiscard]] bool in_flight(std::uint64_t loan) const noexcept { return (out && out->in_flight(loan)) || (in && in->in_flight(loan)); }
+  void forget(std::uint64_t loan) noexcept;
+  // Where a copy has failed, both give up.
+  [[nodiscard]] Result<void> pump(RingSource::Progress& source, RingSink::Progress& sink);
+  // Waits until this side's own copies are over, a second an end at most. An end where they are not is left to the process; false then:
+  // what they copy must stay.
+  [[nodiscard]] bool drain() noexcept;
+};
 
 } // namespace gpuloan::memory
