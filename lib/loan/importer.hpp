@@ -61,7 +61,7 @@ struct Import {
   driver::HostRegistration registration; // before `host` goes
   cuda::IpcMemHandle legacy_handle = {};
   cuda::PoolPointer pool_pointer = {};
-  std::uint64_t buffer = 0; // in the peer's table of mappings, or 0
+  std::uint64_t buffer = 0; // Legacy, Pool: its key in the peer's table of mappings; any number
   std::shared_ptr<ForeignMapping> foreign; // reset when it is unmapped
   std::size_t missing = 0; // pieces that did not come yet
   [[nodiscard]] bool single_use() const noexcept { return kind != ImportKind::Vmm && kind != ImportKind::HostPages; }

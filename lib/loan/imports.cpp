@@ -227,7 +227,7 @@ void Importer::unmap(ImporterPeer& peer, Import& import) {
   const std::lock_guard serial(import.mutex);
   import.mapped = false;
   const std::shared_ptr<ForeignMapping> mapping = std::exchange(import.foreign, nullptr);
-  if (!mapping || import.buffer == 0) return; // pieces: nobody else has them
+  if (!mapping || import.kind == ImportKind::Pieces) return; // pieces: nobody else has them
   const std::lock_guard closing(mapping->mutex);
   {
     const Lock lock(mutex_);

@@ -39,6 +39,7 @@ constexpr Case kCases[] = {
     {"ranges that are refused", ranges_refused, true, under_mps_skip},
     {"views of a block", views_of_a_block, true, under_mps_skip},
     {"an address used again", address_used_again, true, under_mps_skip},
+    {"a block of any number", any_buffer_number, true, under_mps_skip},
     {"loans of many pieces at once", many_pieces, true, under_mps_skip},
     {"many pieces, cancelled", pieces_cancelled, true, under_mps_skip},
     {"many pieces, worker killed", pieces_killed, true, under_mps_skip},

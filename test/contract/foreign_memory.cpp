@@ -315,4 +315,12 @@ bool under_mps(const Bench& bench) {
   return call.cuDeviceGetAttribute != nullptr && call.cuDeviceGetAttribute(&value, cuda::AttrMpsEnabled, 0) == cuda::Success && value != 0;
 }
 
+cuda::IpcMemHandle legacy_handle(const Bench& bench, std::uint64_t block) {
+  const Makers& call = makers(bench.gpu);
+  present(call.cuIpcGetMemHandle != nullptr, "cuIpcGetMemHandle");
+  cuda::IpcMemHandle handle = {};
+  need(call.cuIpcGetMemHandle(&handle, block), "cuIpcGetMemHandle");
+  return handle;
+}
+
 } // namespace loan_test

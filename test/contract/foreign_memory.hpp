@@ -91,6 +91,9 @@ class Gap {
 
 [[nodiscard]] bool under_mps(const Bench& bench);
 
+// Of a block that cuMemAlloc made. Throws Skip where the driver gives none.
+[[nodiscard]] cuda::IpcMemHandle legacy_handle(const Bench& bench, std::uint64_t block);
+
 // The process behind Made::Opened: allocates, says its handle, and keeps the memory until `control` is closed.
 int run_owner(int control, const char* driver);
 

@@ -27,6 +27,9 @@ void pieces_killed(const Bench& bench);
 void closing_stuck(const Bench& bench);
 void closing_waits(const Bench& bench);
 
+// suite_foreign_raw.cpp: an exporter made by hand
+void any_buffer_number(const Bench& bench);
+
 // suite_foreign_torch.cpp: memory of gpuloan_torch_malloc
 void torch_one_piece(const Bench& bench);
 void torch_freed_early(const Bench& bench);

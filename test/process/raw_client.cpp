@@ -157,6 +157,10 @@ void RawClient::show_pages(const channel::Record& welcome) {
   const std::uint64_t bytes = std::uint64_t{welcome.welcome.slots} * 64;
   const Fd pages(::memfd_create("pages", MFD_CLOEXEC | MFD_ALLOW_SEALING)), tether(::memfd_create("tether", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   expect(::ftruncate(pages.get(), static_cast<off_t>(bytes)) == 0 && ::ftruncate(tether.get(), 4096) == 0, "ftruncate");
+  const std::uint64_t ready = std::uint64_t{1} << 32 | 1;
+  for (std::uint64_t at = 0; at < bytes; at += 64) {
+    expect(::pwrite(pages.get(), &ready, sizeof ready, static_cast<off_t>(at)) == sizeof ready, "pwrite");
+  }
   channel::Record record = raw_record(channel::Type::Pages);
   record.header.fd_count = 1;
   record.pages.bytes = bytes;

@@ -48,7 +48,7 @@ class RawClient {
   // HELLO to PAGES_CHECKED.
   void shake_hands(const gpuloan_key* key = nullptr) { shake_hands(raw_hello(key)); }
   void shake_hands(const channel::Record& hello);
-  // The exporter's side of the same, behind its WELCOME.
+  // The exporter's side of the same, behind its WELCOME. Turn 1 of generation 1 is ready in every slot.
   void show_pages(const channel::Record& welcome);
   void close() noexcept { socket_.reset(); }
 

@@ -77,6 +77,7 @@ class Worker {
   [[nodiscard]] Command open_command() const;
   [[nodiscard]] int take_loan_end() noexcept { return loan_end_.release(); } // the exporter's
   [[nodiscard]] Borrowed offered(gpuloan_loan* lent, Where where = Where::current());
+  [[nodiscard]] Borrowed offered(std::uint64_t id, Where where = Where::current()); // the exporter's number
   [[nodiscard]] Borrowed request(std::uint64_t bytes, std::uint32_t metadata_bytes = 0, std::uint64_t seed = 0,
                                  gpuloan_memory memory = GPULOAN_MEMORY_DEVICE, Where where = Where::current());
   [[nodiscard]] gpuloan_stats stats(Where where = Where::current());

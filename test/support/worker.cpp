@@ -84,10 +84,14 @@ Command Worker::open_command() const {
 Borrowed Worker::offered(gpuloan_loan* lent, Where where) {
   auto report = init<gpuloan_loan_report>();
   expect_ok(gpuloan_loan_report_get(lent, &report), "gpuloan_loan_report_get", where);
+  return offered(report.id, where);
+}
+
+Borrowed Worker::offered(std::uint64_t id, Where where) {
   Command command;
   command.op = Op::Offered;
   command.loan = next_loan_++;
-  command.id = report.id;
+  command.id = id;
   expect_answer(call(command, where), "LOAN_OFFERED", where);
   return {*this, command.loan};
 }
