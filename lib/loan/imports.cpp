@@ -97,7 +97,7 @@ void Importer::take_piece(const std::shared_ptr<ImporterPeer>& peer, const std::
   record.pieces_taken.chunk = piece.chunk;
   record.pieces_taken.count = 1;
   send(*peer, record);
-  if (!import || import->missing == 0) return;
+  if (!import || !import->foreign || import->missing == 0) return; // unmapped before this was done again, for want of memory
   if (handle && piece.index != import->foreign->pieces.size()) handle = fail(GPULOAN_ERR_PROTOCOL, "the pieces of the memory came out of order");
   if (handle) {
     import->foreign->pieces.push_back(std::move(*handle));
@@ -144,8 +144,14 @@ Result<void> Importer::on_recall(ImporterPeer& peer, std::uint64_t chunk) {
   return {};
 }
 
+// A chunk; or, when the peer is lost, foreign memory whose loan never came.
 void Importer::drop_import(ImporterPeer& peer, std::shared_ptr<Import> import) {
   const std::uint64_t chunk = import->id;
+  if (import->single_use()) { // another loan may have the block: its end closes it only if no use stays behind here
+    foreign_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), kept = std::static_pointer_cast<ImporterPeer>(peer.shared_from_this()), import] {
+      self->unmap(*kept, *import);
+    });
+  }
   peer.imports.erase(chunk);
   if (import->kind == ImportKind::HostPages) gpuloan::dispose(std::move(import)); // unregistering may take long; unmapping does not
   import.reset();

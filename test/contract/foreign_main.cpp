@@ -40,6 +40,7 @@ constexpr Case kCases[] = {
     {"views of a block", views_of_a_block, true, under_mps_skip},
     {"an address used again", address_used_again, true, under_mps_skip},
     {"a block of any number", any_buffer_number, true, under_mps_skip},
+    {"a block announced, and the exporter lost", announced_and_lost, true, under_mps_skip},
     {"loans of many pieces at once", many_pieces, true, under_mps_skip},
     {"many pieces, cancelled", pieces_cancelled, true, under_mps_skip},
     {"many pieces, worker killed", pieces_killed, true, under_mps_skip},

@@ -29,6 +29,7 @@ void closing_waits(const Bench& bench);
 
 // suite_foreign_raw.cpp: an exporter made by hand
 void any_buffer_number(const Bench& bench);
+void announced_and_lost(const Bench& bench);
 
 // suite_foreign_torch.cpp: memory of gpuloan_torch_malloc
 void torch_one_piece(const Bench& bench);

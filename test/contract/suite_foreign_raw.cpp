@@ -93,4 +93,23 @@ void any_buffer_number(const Bench& bench) {
   exporter.worker().close();
 }
 
+// A4: the exporter is lost between FOREIGN and its EXPORT. The other loan of that block is its last.
+void announced_and_lost(const Bench& bench) {
+  HandMade exporter(bench);
+  const std::uint64_t block = bench.gpu.alloc(kBlock);
+  bench.gpu.upload(block, kBlock, 1);
+  bench.gpu.sync();
+  exporter.announce(1, 7, block);
+  Borrowed loan = exporter.lend(1);
+  loan.acquire();
+  exporter.announce(2, 7, block);
+  expect(exporter.wire().send(raw_record(Type::Recall)), "the worker is gone"); // of no chunk
+  exporter.worker().event(GPULOAN_EVENT_PEER_LOST, GPULOAN_ERR_PROTOCOL);
+  loan.check(1); // unmapped when its borrower lets go, not before
+  loan.give_back();
+  expect_status(loan.wait_end().status, GPULOAN_ERR_PEER_LOST, "outcome of the loan");
+  free_closed(bench, block, "announced twice");
+  exporter.worker().close();
+}
+
 } // namespace loan_test
