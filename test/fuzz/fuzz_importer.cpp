@@ -9,7 +9,8 @@
 // - an outcome is set once; what a request got can be written, all of it;
 // - once the exporter is gone and the caller let go, every loan has ended, and each that the caller has a name for said so
 //   in one event;
-// - nothing is left of it: no import, and after the context no descriptor.
+// - a block that loans share has as many uses as it has users, at each moment that no loan lets go of one;
+// - nothing is left of it: no import, no block, and after the context no descriptor.
 #include "wire.hpp"
 
 #include <base/reaper.hpp>
@@ -177,6 +178,12 @@ class Run {
   }
 
   void finish() {
+    for (int round = 0; round < 2000 && ending() != 0; ++round) {
+      FUZZ_REQUIRE(importer_->dispatch(1).has_value());
+      take_events();
+    }
+    FUZZ_REQUIRE(ending() == 0);
+    look(); // the exporter is still there, unless it was lost before
     wire_.close();
     for (int round = 0; round < 2000 && lost_ != (peer_ ? 1 : 0); ++round) {
       FUZZ_REQUIRE(importer_->dispatch(1).has_value());
@@ -191,7 +198,7 @@ class Run {
     look();
     for (const Borrowed& loan : loans_) FUZZ_REQUIRE(loan.ended && loan.events == 1);
     const gpuloan_stats stats = importer_->stats();
-    FUZZ_REQUIRE(stats.peers == 0 && stats.loans_out == 0 && stats.chunks == 0 && stats.imported_bytes == 0);
+    FUZZ_REQUIRE(stats.peers == 0 && stats.loans_out == 0 && stats.chunks == 0 && stats.imported_bytes == 0 && blocks_closed());
     FUZZ_REQUIRE(lost_ == (peer_ ? 1 : 0));
     importer_->close();
     loans_.clear();
@@ -205,7 +212,15 @@ class Run {
     look();
     const bool ended = std::all_of(loans_.begin(), loans_.end(), [](const Borrowed& loan) { return loan.ended && loan.events == 1; });
     const gpuloan_stats stats = importer_->stats();
-    return ended && stats.loans_out == 0 && stats.chunks == 0 && stats.peers == 0 && lost_ == (peer_ ? 1 : 0);
+    return ended && stats.loans_out == 0 && stats.chunks == 0 && stats.peers == 0 && blocks_closed() && lost_ == (peer_ ? 1 : 0);
+  }
+  [[nodiscard]] bool blocks_closed() {
+    const loan::Context::Lock lock(importer_->mutex());
+    return !peer_ || peer_->foreign.empty();
+  }
+  [[nodiscard]] std::size_t ending() {
+    const loan::Context::Lock lock(importer_->mutex());
+    return peer_ ? loans_ending() : 0;
   }
   void turn() {
     FUZZ_REQUIRE(importer_->dispatch(0).has_value());
@@ -415,10 +430,24 @@ class Run {
     for (const Borrowed& borrowed : loans_) FUZZ_REQUIRE(borrowed.ended || borrowed.loan->cancelled || borrowed.loan->let_go);
   }
 
-  void look_at_blocks() const { // a block that loans share is used by what is announced, and by loans that are about to end
-    for (const auto& [buffer, mapping] : peer_->foreign) {
-      const auto users = std::count_if(peer_->imports.begin(), peer_->imports.end(), [&](const auto& entry) { return entry.second->buffer == buffer; });
-      FUZZ_REQUIRE(mapping->uses <= static_cast<std::size_t>(users) + peer_->loans.size());
+  // Lock held. Loans that are taken out of the table of imports, and let go of their block on a thread of the library's.
+  [[nodiscard]] std::size_t loans_ending() const {
+    const auto ending = [](const auto& entry) { return entry.second->unmapping; };
+    return static_cast<std::size_t>(std::count_if(peer_->loans.begin(), peer_->loans.end(), ending));
+  }
+  // A block has one use for each import of it that is in the table, and one more at most for each loan that is ending.
+  void look_at_blocks() const {
+    std::map<std::uint64_t, std::size_t> users;
+    for (const auto& [id, import] : peer_->imports) {
+      if (import->kind != loan::ImportKind::Legacy && import->kind != loan::ImportKind::Pool) continue;
+      const auto block = peer_->foreign.find(import->buffer);
+      FUZZ_REQUIRE(block != peer_->foreign.end() && block->second == import->foreign);
+      ++users[import->buffer];
+    }
+    const std::size_t ending = loans_ending();
+    for (const auto& [buffer, block] : peer_->foreign) {
+      FUZZ_REQUIRE(block->uses >= users[buffer] && block->uses <= users[buffer] + ending);
+      FUZZ_REQUIRE(block->uses != 0 || ending != 0);
     }
   }
 

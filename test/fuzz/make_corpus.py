@@ -149,6 +149,7 @@ importer = {
     "canary": bytes([0]) + chunk + bytes([7, 0xC3, 0x18, 1, 1, 100, 23, 23]),
     "foreign-recalled": bytes([0]) + bytes([4, 0x59, 2, 0, 0, 1, 6, 10]),
     "foreign": bytes([0]) + bytes([4, 0x59, 2, 0, 0, 1]) + bytes([7, 0x43, 0x18, 1, 2, 100]) + ready + bytes([16, 0, 23]),
+    "foreign-shared": bytes([0]) + bytes([4, 0x59, 2, 0, 0, 1, 4, 0x59, 3, 0, 0, 1]) + bytes([7, 0x43, 0x18, 1, 2, 100, 19, 0, 0, 23]),
     "pieces": bytes([0]) + bytes([4, 0x5A, 3, 2, 0, 1, 5, 3, 0, 5, 3, 1, 7, 0x43, 0x18, 1, 3, 100]) + ready + bytes([16, 0]),
     "pool": bytes([0]) + bytes([6, 5, 4, 0x5B, 2, 0, 1, 1]) + bytes([7, 0x43, 0x18, 1, 2, 100]),
     "recall": bytes([0]) + chunk + offer + bytes([6, 6, 19, 0, 0]),
