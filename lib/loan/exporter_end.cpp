@@ -149,7 +149,8 @@ void ExporterPeer::release_memory(bool with_arena) noexcept {
     late_slots.clear();
     memory_released = true;
     dispose(std::move(remains));
-  } catch (...) { // no memory: the members' own destructors do it, in their order
+  } catch (...) { // no memory: the members' own destructors do it, but for the rings, which copy to and from the arena
+    rings = {};
   }
 }
 

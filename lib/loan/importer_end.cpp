@@ -120,7 +120,8 @@ void ImporterPeer::release_memory(bool mapped) noexcept {
     limbo.clear();
     if (mapped) imports.clear();
     dispose(std::move(remains));
-  } catch (...) { // no memory: the members' own destructors do it
+  } catch (...) { // no memory: the members' own destructors do it, but for the rings, which copy to what goes before them
+    rings = {};
   }
 }
 
