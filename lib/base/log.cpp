@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <pthread.h>
 #include <string>
 #include <unistd.h>
 
@@ -22,7 +24,9 @@ struct Sink {
 };
 
 Sink& sink() {
-  static Sink* instance = new Sink; // never destroyed: loop threads may log while the process exits
+  static Sink* const instance = new Sink; // never destroyed: loop threads may log while the process exits
+  // A thread that a forked child does not have may have been logging.
+  [[maybe_unused]] static const int renewed = ::pthread_atfork(nullptr, nullptr, [] { new (&instance->mutex) std::mutex; });
   return *instance;
 }
 

@@ -12,6 +12,7 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <pthread.h>
 
 namespace gpuloan {
 namespace {
@@ -26,9 +27,16 @@ struct Queue {
   std::size_t pending = 0; // objects that are not destroyed yet
 };
 
+// Never destroyed: a stuck thread may outlive main().
+alignas(Queue) std::byte queue_memory[sizeof(Queue)];
+
 Queue& queue() {
-  alignas(Queue) static std::byte memory[sizeof(Queue)]; // never destroyed: a stuck thread may outlive main()
-  static Queue* instance = new (memory) Queue;
+  static Queue* const instance = [] {
+    Queue* const made = new (queue_memory) Queue;
+    // A forked child has none of the threads, and what they held locked stays so. What is in the queue is the parent's to destroy.
+    ::pthread_atfork(nullptr, nullptr, [] { new (queue_memory) Queue; });
+    return made;
+  }();
   return *instance;
 }
 

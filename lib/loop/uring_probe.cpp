@@ -9,9 +9,9 @@
 #include <loop/cmsg.hpp>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <fcntl.h>
-#include <mutex>
 
 namespace gpuloan::loop {
 namespace {
@@ -123,9 +123,7 @@ Result<void> test_once() {
 
 // A failure is not remembered: descriptors and locked memory may be there the next time, and the test is cheap.
 Result<void> uring_self_test() {
-  static std::mutex mutex;
-  static bool passed = false;
-  const std::lock_guard lock(mutex);
+  static std::atomic<bool> passed = false; // two at once do no harm; a lock might be held where a process forks
   if (!passed) GPULOAN_TRY(test_once());
   passed = true;
   return {};
