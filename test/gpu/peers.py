@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """gpuloan beside what people use today, in one run.
 
-Usage: peers.py LIBGPULOAN [--svg FILE] [--sizes BYTES,...] [--methods NAME,...] [--quick]
+Usage: peers.py LIBGPULOAN [--gpuloan PATH] [--svg FILE] [--sizes BYTES,...] [--methods NAME,...] [--quick]
 
 A tensor is handed to a worker, filled there and acknowledged, a fresh tensor each time. Methods:
 
@@ -10,6 +10,9 @@ A tensor is handed to a worker, filled there and acknowledged, a fresh tensor ea
   pipe       the same reduction over a Pipe                                 shm        tensor.cpu(), share_memory_(), cuda()
   loans      gpuloan's C interface: a new loan each time, both sides block  module     gpuloan.py: a job, and the result it asks for
   turns      gpuloan's C interface: turns on one loan that stays open
+
+The methods loans and turns are called from Python too, through ctypes, which adds to each of their calls. --gpuloan adds what a program in
+C++ takes for the same: `gpuloan bench`, its cases loans (both loops turned by their callers) and turns.
 
 Each figure comes from a process of its own with a time limit, so that one that hangs or crashes is a word in the table. Columns: the
 median of each size; peak device memory for one tensor of n bytes; what the parent sees when the worker is killed while it writes, and
@@ -30,8 +33,10 @@ SIZES = (64 * KIB, 2 * MIB, 64 * MIB, GIB, 6 * GIB)
 OTHERS, OURS = ("queue", "pipe", "core", "shm"), ("module", "loans", "turns")
 TITLES = {"queue": "torch.multiprocessing, Queue", "pipe": "torch reduction over a Pipe", "core": "cuda.core IPC buffers, Queue",
           "shm": "cpu(), share_memory_(), cuda()", "module": "gpuloan.py, job and result", "loans": "gpuloan, a new loan each time",
-          "turns": "gpuloan, turns on one loan"}
-BARS = (("loans", 12), ("turns", 35))  # times faster than pipe and core, 64 KiB and 2 MiB
+          "turns": "gpuloan, turns on one loan", "bench-loans": "gpuloan in C++, a new loan each time",
+          "bench-turns": "gpuloan in C++, turns on one loan"}
+BENCHED = {"bench-loans": ("--case", "loans", "--loop", "caller"), "bench-turns": ("--case", "turns")}
+BARS = (("loans", 12), ("turns", 35), ("bench-loans", 12), ("bench-turns", 35))  # times faster than pipe and core, 64 KiB and 2 MiB
 
 
 def size_text(size):
@@ -86,6 +91,23 @@ def row(arguments, method, sizes):
     return out
 
 
+def bench_row(arguments, method, sizes):
+    """As row(), of the times alone."""
+    command = [arguments.gpuloan, "bench", "--json", *BENCHED[method], *(word for size in sizes for word in ("--size", str(size)))]
+    if arguments.quick:
+        command.append("--quick")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        found = {each["bytes"]: {"us": each["gpuloan_us"][1]} for each in json.loads(done.stdout)["comparisons"]}
+        why = done.stderr.strip()
+    except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+        found, why = {}, str(error)
+    out = {"latency": {size: found.get(size, {"failed": why or "no figure"}) for size in sizes}}
+    for size, answer in out["latency"].items():
+        print(f"  {TITLES[method]:34} {size_text(size):>8}: {answer.get('failed') or time_text(answer['us'])}", flush=True)
+    return out
+
+
 def peak_text(answer, size):
     return answer.get("failed") or f"{answer['bytes'] / size:.2f} n"
 
@@ -105,7 +127,7 @@ def table(rows, sizes, arguments):
     lines = ["| | " + " | ".join(map(size_text, sizes)) + f" | peak for n = {size_text(arguments.peak)} | worker killed mid-write |",
              "| --- |" + " ---: |" * (len(sizes) + 1) + " --- |"]
     for method, found in rows.items():
-        cells = [short(found["latency"][size]) for size in sizes] + [peak_text(found["peak"], arguments.peak)]
+        cells = [short(found["latency"][size]) for size in sizes] + [peak_text(found["peak"], arguments.peak) if "peak" in found else ""]
         lines.append(f"| {TITLES[method]} | " + " | ".join(cells) + f" | {kill_text(found['kill']) if 'kill' in found else ''} |")
     return lines + [f"{TITLES[method]}, {size_text(size)}: {answer['failed']}" for method, found in rows.items()
                     for size, answer in found["latency"].items() if "failed" in answer]
@@ -124,10 +146,11 @@ def bars(rows, sizes):
 def judge(rows, sizes, arguments):
     """How many of gpuloan's own figures are there and as they have to be, and how many are not."""
     passed = failed = 0
-    for method in (each for each in rows if each in OURS):
+    for method in (each for each in rows if each not in OTHERS):
         found = rows[method]
         checks = ["us" in found["latency"][size] for size in sizes]
-        checks.append(found["peak"].get("bytes", 1 << 60) <= arguments.peak + 2 * MIB)
+        if "peak" in found:
+            checks.append(found["peak"].get("bytes", 1 << 60) <= arguments.peak + 2 * MIB)
         if "kill" in found:
             checks.append("failed" not in found["kill"] and found["kill"]["told_ms"] is not None and found["kill"]["missing"] <= 2 * MIB)
         passed, failed = passed + sum(checks), failed + len(checks) - sum(checks)
@@ -137,7 +160,7 @@ def judge(rows, sizes, arguments):
 # ---- The picture ------------------------------------------------------------------------------------------------------------------
 
 COLOURS = {"queue": "#9a6b00", "pipe": "#c98b00", "core": "#a33b3b", "shm": "#777777", "module": "#3b7bbf", "loans": "#1f5f9f",
-           "turns": "#0b3d6e"}
+           "turns": "#0b3d6e", "bench-loans": "#2f8f5f", "bench-turns": "#0f5f3a"}
 STYLE = "font-family='sans-serif' fill='#222'"
 
 
@@ -196,6 +219,8 @@ def main(arguments):
     sizes = [int(each) for each in arguments.sizes.split(",")] if arguments.sizes else list(SIZES)
     arguments.peak, arguments.kill = min(GIB, sizes[-1]), min(GIB, sizes[-1])
     rows = {method: row(arguments, method, sizes) for method in arguments.methods.split(",")}
+    if arguments.gpuloan:
+        rows |= {method: bench_row(arguments, method, sizes) for method in BENCHED}
     print("\n".join(["", *table(rows, sizes, arguments), "", *bars(rows, sizes)]))
     if arguments.svg:
         pathlib.Path(arguments.svg).write_text(picture(rows, sizes))
@@ -207,6 +232,7 @@ def main(arguments):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("library")
+    parser.add_argument("--gpuloan")
     parser.add_argument("--svg")
     parser.add_argument("--sizes")
     parser.add_argument("--methods", default=",".join(OTHERS + OURS))
