@@ -21,6 +21,7 @@ class Deadline {
   [[nodiscard]] static Deadline after_ms(std::uint32_t milliseconds) noexcept {
     return Deadline(now_ns() + std::uint64_t{milliseconds} * 1'000'000U);
   }
+  [[nodiscard]] static Deadline at(std::uint64_t ns) noexcept { return Deadline(ns); } // of now_ns()
   [[nodiscard]] bool passed() const noexcept { return now_ns() >= at_; }
   [[nodiscard]] std::uint64_t at_ns() const noexcept { return at_; }
   [[nodiscard]] std::uint64_t left_ns() const noexcept {

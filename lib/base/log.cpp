@@ -4,31 +4,27 @@
 // gpuloan_log_set.
 #include <base/log.hpp>
 
+#include <base/process_wide.hpp>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
-#include <pthread.h>
 #include <string>
 #include <unistd.h>
 
 namespace gpuloan {
 namespace {
 
-struct Sink {
+struct SinkLock {
   std::mutex mutex;
-  gpuloan_log_function function = nullptr;
-  void* user = nullptr;
 };
 
-Sink& sink() {
-  static Sink* const instance = new Sink; // never destroyed: loop threads may log while the process exits
-  // A thread that a forked child does not have may have been logging.
-  [[maybe_unused]] static const int renewed = ::pthread_atfork(nullptr, nullptr, [] { new (&instance->mutex) std::mutex; });
-  return *instance;
-}
+constinit struct {
+  gpuloan_log_function function = nullptr;
+  void* user = nullptr;
+} sink;
 
 constexpr const char* kNames[] = {"off", "error", "warning", "info", "debug"};
 
@@ -49,10 +45,9 @@ std::atomic<int>& threshold() {
 } // namespace
 
 void log_set(gpuloan_log_function function, void* user, gpuloan_log_level level) noexcept {
-  Sink& target = sink();
-  const std::lock_guard lock(target.mutex);
-  target.function = function;
-  target.user = user;
+  const std::lock_guard lock(process_wide<SinkLock>().mutex);
+  sink.function = function;
+  sink.user = user;
   threshold().store(level, std::memory_order_relaxed);
 }
 
@@ -61,12 +56,11 @@ bool log_enabled(gpuloan_log_level level) noexcept {
 }
 
 void log_line(gpuloan_log_level level, std::string_view text) noexcept {
-  Sink& target = sink();
-  const std::lock_guard lock(target.mutex);
+  const std::lock_guard lock(process_wide<SinkLock>().mutex);
   try {
     const std::string line(text);
-    if (target.function != nullptr) {
-      target.function(target.user, level, line.c_str());
+    if (sink.function != nullptr) {
+      sink.function(sink.user, level, line.c_str());
     } else {
       std::fprintf(stderr, "gpuloan[%d] %s: %s\n", static_cast<int>(::getpid()), kNames[level], line.c_str());
     }

@@ -4,6 +4,7 @@
 // one that is stuck holds up nothing else; idle ones wait a moment for the next object, and end.
 #include <base/reaper.hpp>
 
+#include <base/process_wide.hpp>
 #include <base/thread.hpp>
 
 #include <chrono>
@@ -12,7 +13,6 @@
 #include <list>
 #include <mutex>
 #include <new>
-#include <pthread.h>
 
 namespace gpuloan {
 namespace {
@@ -27,21 +27,8 @@ struct Queue {
   std::size_t pending = 0; // objects that are not destroyed yet
 };
 
-// Never destroyed: a stuck thread may outlive main().
-alignas(Queue) std::byte queue_memory[sizeof(Queue)];
-
-Queue& queue() {
-  static Queue* const instance = [] {
-    Queue* const made = new (queue_memory) Queue;
-    // A forked child has none of the threads, and what they held locked stays so. What is in the queue is the parent's to destroy.
-    ::pthread_atfork(nullptr, nullptr, [] { new (queue_memory) Queue; });
-    return made;
-  }();
-  return *instance;
-}
-
 void reap() {
-  Queue& work = queue();
+  Queue& work = process_wide<Queue>();
   std::unique_lock lock(work.mutex);
   while (work.filled.wait_for(lock, kIdle, [&] { return !work.objects.empty(); })) {
     --work.idle;
@@ -74,7 +61,7 @@ void dispose(std::shared_ptr<void> object) noexcept {
   constexpr int kTries = 3; // others may free memory meanwhile
   for (int tries = 0; object && tries < kTries; ++tries) {
     try {
-      Queue& work = queue();
+      Queue& work = process_wide<Queue>();
       const std::lock_guard lock(work.mutex);
       work.objects.push_back(object);
       ++work.pending;
@@ -85,11 +72,11 @@ void dispose(std::shared_ptr<void> object) noexcept {
     }
   }
   if (object) abandon(std::move(object)); // destroying it here could block
-  else add_thread(queue());
+  else add_thread(process_wide<Queue>());
 }
 
 bool wait_disposed(std::uint32_t timeout_ms) noexcept try {
-  Queue& work = queue();
+  Queue& work = process_wide<Queue>();
   add_thread(work);
   std::unique_lock lock(work.mutex);
   return work.emptied.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return work.pending == 0; });

@@ -6,6 +6,8 @@
 #include <driver/lifetime.hpp>
 #include <driver/require.hpp>
 
+#include <base/process_wide.hpp>
+
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,10 +19,9 @@
 namespace gpuloan::driver {
 namespace {
 
-std::mutex& export_mutex() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
-}
+struct Exporting {
+  std::mutex mutex;
+};
 
 } // namespace
 
@@ -29,7 +30,7 @@ Result<UniqueFd> export_pool(Gpu& gpu, Pool pool) {
   GPULOAN_TRY(require(driver, Group::Pools));
   const Gpu::Scope scope(gpu);
   GPULOAN_TRY(scope.ok());
-  const std::lock_guard serial(export_mutex());
+  const std::lock_guard serial(process_wide<Exporting>().mutex);
   int raw = -1;
   GPULOAN_TRY(GPULOAN_CU(driver, cuMemPoolExportToShareableHandle, &raw, pool, HandlePosixFd, 0));
   UniqueFd fd = UniqueFd::take(raw);
@@ -43,7 +44,7 @@ Result<PoolPointer> export_pool_pointer(Gpu& gpu, DevicePtr base) {
   GPULOAN_TRY(require(driver, Group::Pools));
   const Gpu::Scope scope(gpu);
   GPULOAN_TRY(scope.ok());
-  const std::lock_guard serial(export_mutex());
+  const std::lock_guard serial(process_wide<Exporting>().mutex);
   PoolPointer shared = {};
   GPULOAN_TRY(GPULOAN_CU(driver, cuMemPoolExportPointer, &shared, base));
   return shared;
@@ -105,8 +106,7 @@ struct PoolMapping::Imports {
 };
 
 Result<PoolMapping> PoolMapping::open(std::shared_ptr<Gpu> gpu, Pool pool, PoolPointer shared, std::shared_ptr<const void> owner) {
-  static auto* imports = new Imports;
-  const auto import = imports->find(shared);
+  const auto import = process_wide<Imports>().find(shared);
   const std::lock_guard lock(import->mutex);
   if (import->uses == 0) {
     const Driver& driver = gpu->driver();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <driver/standing.hpp>
 
+#include <base/process_wide.hpp>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -19,10 +21,7 @@ struct State {
   unsigned waits = 0, calls = 0, barring = 0;
 };
 
-State& state() noexcept {
-  static auto* instance = new State; // never destroyed: a stuck thread may outlive main()
-  return *instance;
-}
+State& state() noexcept { return process_wide<State>(); }
 
 } // namespace
 

@@ -9,6 +9,7 @@
 #include <memory/chunk_pool.hpp>
 
 #include <base/log.hpp>
+#include <base/process_wide.hpp>
 
 #include <algorithm>
 #include <cassert>
@@ -337,12 +338,15 @@ void ChunkPool::forget(PooledChunk& chunk) noexcept {
 }
 
 void ChunkPool::abandon(PooledChunk& chunk) noexcept {
-  static std::mutex mutex;
-  static auto& abandoned = *new std::multimap<std::uint64_t, PooledChunk>; // never destroyed
+  struct Abandoned {
+    std::mutex mutex;
+    std::multimap<std::uint64_t, PooledChunk> chunks; // empty it takes no memory
+  };
   withdraw(chunk);
   chunk.account = account_;
-  const std::lock_guard lock(mutex);
-  abandoned.insert(chunks_.extract(chunk.id));
+  auto& abandoned = process_wide<Abandoned>();
+  const std::lock_guard lock(abandoned.mutex);
+  abandoned.chunks.insert(chunks_.extract(chunk.id));
 }
 
 ChunkPool::~ChunkPool() {
