@@ -493,7 +493,8 @@ def pool_uninstall(device: int = 0) -> None:
     _check(_lib.gpuloan_pool_uninstall(_ordinal(device)))
 
 
-_torch_pools: Dict[int, Tuple[Any, Any]] = {}  # by device, for ever: memory of a pool may outlive every block that used it
+_torch_allocator: Any = None  # for ever: blocks of a pool that was released go back through it
+_torch_pools: Dict[int, Any] = {}  # by device
 
 
 def _library_path() -> str:
@@ -510,8 +511,10 @@ def _library_path() -> str:
 def torch_pool(device: Optional[int] = None) -> Iterator[Any]:
     """What PyTorch allocates on `device` (None: its current one) inside the block comes from memory that is lent without a copy.
 
-    A torch.cuda.MemPool over the library's allocator; it is kept for the process' life, so its tensors may outlive the block.
+    A torch.cuda.MemPool over the library's allocator. Tensors may outlive the block. What they leave free serves later ones of the pool
+    and nobody else: torch.cuda.empty_cache() does not give it back, torch_pool_release() does.
     """
+    global _torch_allocator
     if not hasattr(_lib, "gpuloan_torch_malloc") or not hasattr(_lib, "gpuloan_torch_free"):
         raise _error(_UNSUPPORTED, f"torch_pool: {_library_path()} (version {version()}) has no allocator for PyTorch "
                                    "(gpuloan_torch_malloc, gpuloan_torch_free): install a version of gpuloan that has it")
@@ -521,12 +524,23 @@ def torch_pool(device: Optional[int] = None) -> Iterator[Any]:
                                    "use expandable_segments, or the default allocator, which lends by the rung ipc")
     ordinal = torch.cuda.current_device() if device is None else _ordinal(device)
     if ordinal not in _torch_pools:
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(_library_path(), "gpuloan_torch_malloc", "gpuloan_torch_free")
+        if _torch_allocator is None:
+            _torch_allocator = torch.cuda.memory.CUDAPluggableAllocator(_library_path(), "gpuloan_torch_malloc", "gpuloan_torch_free")
         with torch.cuda.device(ordinal):
-            _torch_pools[ordinal] = (torch.cuda.MemPool(allocator.allocator()), allocator)
-    pool = _torch_pools[ordinal][0]
+            _torch_pools[ordinal] = torch.cuda.MemPool(_torch_allocator.allocator())
+    pool = _torch_pools[ordinal]
     with torch.cuda.use_mem_pool(pool, device=ordinal):
         yield pool
+
+
+def torch_pool_release(device: Optional[int] = None) -> None:
+    """Gives the memory of torch_pool() on `device` (None: PyTorch's current one) that no tensor uses back to the device. Tensors keep
+    theirs; once they are gone torch.cuda.empty_cache() gives that back. The next torch_pool() begins with a new pool."""
+    if not _torch_pools:
+        return
+    torch: Any = __import__("torch")
+    _torch_pools.pop(torch.cuda.current_device() if device is None else _ordinal(device), None)
+    torch.cuda.empty_cache()
 
 
 # ---- Data types ---------------------------------------------------------------------------------------------------

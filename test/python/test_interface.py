@@ -161,8 +161,8 @@ class Library(unittest.TestCase):
                 with gpuloan.torch_pool():
                     pass
 
-    def test_torch_pool_is_made_once(self):
-        """With a stand-in for PyTorch: what it is called with, and that the pool is kept."""
+    def test_torch_pool_is_kept_until_it_is_released(self):
+        """With a stand-in for PyTorch: what it is called with. The allocator is kept: blocks of a pool that is gone go back through it."""
         calls = []
         torch = types.ModuleType("torch")
 
@@ -172,17 +172,24 @@ class Library(unittest.TestCase):
         allocator = types.SimpleNamespace(allocator=called("allocator", "raw"))
         torch.cuda = types.SimpleNamespace(
             current_device=lambda: 3, MemPool=called("MemPool", "pool"), device=lambda ordinal: contextlib.nullcontext(),
+            empty_cache=called("empty_cache"),
             use_mem_pool=lambda pool, device: (calls.append(("use", (pool, device), {})), contextlib.nullcontext())[1],
             memory=types.SimpleNamespace(CUDAPluggableAllocator=called("CUDAPluggableAllocator", allocator)))
         library = types.SimpleNamespace(gpuloan_torch_malloc=None, gpuloan_torch_free=None)
-        with mock.patch.object(gpuloan, "_lib", library), mock.patch.dict(sys.modules, torch=torch), mock.patch.dict(gpuloan._torch_pools):
-            for _ in range(2):
+        with mock.patch.object(gpuloan, "_lib", library), mock.patch.dict(sys.modules, torch=torch), \
+                mock.patch.dict(gpuloan._torch_pools), mock.patch.object(gpuloan, "_torch_allocator", None):
+            gpuloan.torch_pool_release()
+            for release in (False, True, False):
                 with gpuloan.torch_pool() as pool:
                     self.assertEqual(pool, "pool")
+                if release:
+                    gpuloan.torch_pool_release()
+                    self.assertEqual(gpuloan._torch_pools, {})
         path = gpuloan._library_path()
         names = ("gpuloan_torch_malloc", "gpuloan_torch_free")
         self.assertEqual(calls, [("CUDAPluggableAllocator", (path, *names), {}), ("allocator", (), {}), ("MemPool", ("raw",), {}),
-                                 ("use", ("pool", 3), {}), ("use", ("pool", 3), {})])
+                                 ("use", ("pool", 3), {}), ("use", ("pool", 3), {}), ("empty_cache", (), {}),
+                                 ("allocator", (), {}), ("MemPool", ("raw",), {}), ("use", ("pool", 3), {})])
 
     def test_library_path(self):
         self.assertEqual(os.path.realpath(gpuloan._library_path()), os.path.realpath(os.environ["GPULOAN_LIBRARY"]))
