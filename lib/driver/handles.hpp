@@ -42,6 +42,7 @@ class OwnedEvent {
   ~OwnedEvent();
   [[nodiscard]] Event get() const noexcept { return event_; }
   [[nodiscard]] explicit operator bool() const noexcept { return event_ != nullptr; }
+  [[nodiscard]] bool blocking() const noexcept { return blocking_; } // made with EventBlockingSync: the driver sleeps for it
   [[nodiscard]] Result<IpcEventHandle> ipc_handle() const;
   [[nodiscard]] Result<void> record(Stream stream) const;
   // As Driver::over(), of everything recorded; true also when nothing was ever recorded (S11).
@@ -52,6 +53,7 @@ class OwnedEvent {
  private:
   std::shared_ptr<Gpu> gpu_;
   Event event_ = nullptr;
+  bool blocking_ = false;
 };
 
 // Physical memory made by cuMemCreate or imported; released, not freed: it lives until its last mapping is gone (V3).

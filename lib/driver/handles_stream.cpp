@@ -72,6 +72,7 @@ Result<OwnedEvent> OwnedEvent::create(std::shared_ptr<Gpu> gpu, unsigned flags) 
   GPULOAN_TRY(GPULOAN_CU(gpu->driver(), cuEventCreate, &event, flags | EventDisableTiming));
   OwnedEvent made;
   made.event_ = event;
+  made.blocking_ = (flags & EventBlockingSync) != 0;
   made.gpu_ = std::move(gpu);
   return made;
 }
@@ -89,12 +90,13 @@ Result<OwnedEvent> OwnedEvent::open_ipc(std::shared_ptr<Gpu> gpu, const IpcEvent
 }
 
 OwnedEvent::OwnedEvent(OwnedEvent&& other) noexcept
-    : gpu_(std::move(other.gpu_)), event_(std::exchange(other.event_, nullptr)) {}
+    : gpu_(std::move(other.gpu_)), event_(std::exchange(other.event_, nullptr)), blocking_(other.blocking_) {}
 
 OwnedEvent& OwnedEvent::operator=(OwnedEvent&& other) noexcept {
   OwnedEvent taken(std::move(other));
   std::swap(gpu_, taken.gpu_);
   std::swap(event_, taken.event_);
+  std::swap(blocking_, taken.blocking_);
   return *this;
 }
 
@@ -126,6 +128,7 @@ Result<bool> OwnedEvent::query() const {
 }
 
 Result<void> OwnedEvent::synchronize() const {
+  if (!blocking_) return poll(*this); // the driver would spin
   const Gpu::Scope scope(*gpu_);
   if (scope.ok() && gpu_->driver().call.cuEventSynchronize(event_) == Success) return {};
   return poll(*this);

@@ -12,6 +12,7 @@ namespace {
     target.words.store(target.slot, target.word, target.value);
     return Posted::Now;
   }
+  if (target.ahead != nullptr) GPULOAN_TRY(target.ahead->record(stream));
   GPULOAN_TRY(GPULOAN_CU(gpu.driver(), cuStreamWriteValue64, stream, target.words.device(target.slot, target.word),
                          target.value, cuda::WriteDefault));
   if (written != nullptr) {

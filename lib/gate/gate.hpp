@@ -48,6 +48,7 @@ struct Post {
   gpuloan_gate gate;       // memop, event or host
   const OwnedEvent* event; // event gate only
   bool busy = false;       // the stream most likely has work, so it is not asked
+  const OwnedEvent* ahead = nullptr; // memop: recorded behind the work and in front of the word, where the device writes that
 };
 // Orders the word behind the work now in `stream`. The host gate blocks until that work is complete. Where `written` is
 // given and the device will write the word, an event is recorded there behind that write: the word itself proves nothing,

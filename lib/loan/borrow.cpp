@@ -32,6 +32,15 @@ void Importer::release_wait(ImportLoan& loan) {
 void Importer::end(ImportLoan& loan, Trash& trash) {
   if (loan.unmapping) return;
   ImporterPeer& peer = loan.importer_peer();
+  if (!loan.done_landed()) { // the exporter gives the slot to another loan, which a late DONE of this one would spoil
+    apart_.run([self = std::static_pointer_cast<Importer>(shared_from_this()), loan = std::static_pointer_cast<ImportLoan>(loan.shared_from_this())] {
+      self->sync_then_complete(loan);
+    });
+    loan.following = 0;
+    loan.state = ImportState::Letting;
+    request_tick();
+    return;
+  }
   release_wait(loan);
   peer.rings.forget(loan.id); // by now nothing of it is in flight
   if (loan.buffer) {

@@ -123,6 +123,9 @@ class ImportLoan : public Loan {
   std::shared_ptr<driver::OwnedEvent> spare;  // behind's of the turn before, to be recorded again
   bool behind_watched = false;                // the completion thread sleeps on it
   std::uint64_t behind_ns = 0;                // since when
+  std::uint64_t following = 0;                // a DONE that the device writes behind `behind`, until it was seen; 0: none
+  std::uint64_t look_ns = 0, over_ns = 0;     // of such a turn: not to be looked at before, and since when its work is over
+  bool caller_looks = false;                  // who spins for the next turn saw the end of the last one's work
   std::shared_ptr<ImportEvents> events; // event gate
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
   std::vector<cuda::Stream> streams; // named by used_on
@@ -133,6 +136,16 @@ class ImportLoan : public Loan {
   }
   [[nodiscard]] gate::Post ready_post() const noexcept {
     return {peer->words, slot, gate::Word::Ready, word(), gate, pair() != nullptr ? &pair()->ready : nullptr};
+  }
+  // Turns that follow each other closely, whose caller looks for the end of their work itself. For them the event is a plain one in front of
+  // DONE: the exporter then waits for nothing but the work, and the device has nothing left to do behind DONE (docs/benchmarks.md).
+  [[nodiscard]] bool goes_ahead(bool loop_thread) const noexcept {
+    return keep_open && carrier == Carrier::Direct && gate == GPULOAN_GATE_MEMOP && (caller_looks || !loop_thread);
+  }
+  // Nothing of this side's will be written into the slot any more.
+  [[nodiscard]] bool done_landed() noexcept {
+    if (following != 0 && (!peer->words || gate::reached(peer->words.load(slot, gate::Word::Done), following))) following = 0;
+    return following == 0;
   }
   static constexpr std::uint32_t kAskedAgain = 8; // turns
   [[nodiscard]] gate::Post done_post() const noexcept {
@@ -247,10 +260,11 @@ class Importer : public Context {
     std::shared_ptr<ImportLoan> loan;
     std::shared_ptr<driver::OwnedEvent> behind;
     bool passed = false;
+    std::uint64_t following = 0;
   };
   [[nodiscard]] Result<Posted> begin_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream); // no lock
   [[nodiscard]] Result<void> settle_done(Posted& posted, Trash& trash);
-  [[nodiscard]] Result<bool> post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind); // no lock
+  [[nodiscard]] Result<bool> post_done(Posted& posted, cuda::Stream stream); // no lock; what Posted::passed is
   void pin_words(ImportLoan& loan); // no lock
   void look_at_work(ImportLoan& loan, Trash& trash);
   void watch_work(const std::shared_ptr<ImportLoan>& loan);

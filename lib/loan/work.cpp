@@ -12,6 +12,15 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint64_t kHandOverNs = 100'000;
+constexpr std::uint64_t kLookNs = 100'000, kLandNs = 1'000'000;
+
+Result<void> make_event(const std::shared_ptr<driver::Gpu>& gpu, bool blocking, driver::OwnedEvent& event) {
+  if (event && event.blocking() == blocking) return {};
+  auto made = driver::OwnedEvent::create(gpu, cuda::EventDisableTiming | (blocking ? cuda::EventBlockingSync : 0U));
+  if (!made) return forward(std::move(made.error()));
+  event = std::move(*made);
+  return {};
+}
 
 } // namespace
 
@@ -29,9 +38,11 @@ void Importer::pin_words(ImportLoan& loan) {
   loan.gate_reason = "memop: the control words cannot be pinned here: " + refusal;
 }
 
-// Enqueues DONE behind the work in `stream`. true: it has passed already; else `behind` is recorded behind the work, or
+// Enqueues DONE behind the work in `stream`. true: it has passed already; else posted.behind is recorded behind the work, or
 // the ring carries on.
-Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::Stream stream, driver::OwnedEvent& behind) {
+Result<bool> Importer::post_done(Posted& done, cuda::Stream stream) {
+  const std::shared_ptr<ImportLoan>& loan = done.loan;
+  driver::OwnedEvent& behind = *done.behind;
   const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
   if (!gpu_) {
     loan->peer->words.store(loan->slot, gate::Word::Done, loan->word());
@@ -52,16 +63,21 @@ Result<bool> Importer::post_done(const std::shared_ptr<ImportLoan>& loan, cuda::
     return false;
   }
   if (loan->gate == GPULOAN_GATE_MEMOP) pin_words(*loan);
-  auto posted = gate::post(gpu_, stream, loan->done_post());
+  gate::Post target = loan->done_post();
+  const bool ahead = target.gate == GPULOAN_GATE_MEMOP && loan->goes_ahead(options_.loop_thread);
+  if (ahead) {
+    GPULOAN_TRY(make_event(gpu_, false, behind));
+    target.ahead = &behind;
+  }
+  auto posted = gate::post(gpu_, stream, target);
   if (!posted) return forward(std::move(posted.error()));
   loan->busy = *posted == gate::Posted::Queued;
   if (!loan->busy) return true;
-  Result<void> recorded;
-  if (!behind) {
-    auto event = driver::OwnedEvent::create(gpu_, cuda::EventDisableTiming | cuda::EventBlockingSync);
-    if (event) behind = std::move(*event);
-    else recorded = forward(std::move(event.error()));
+  if (ahead) {
+    done.following = target.value;
+    return false;
   }
+  Result<void> recorded = make_event(gpu_, true, behind);
   if (recorded) recorded = behind.record(stream);
   if (recorded) return false;
   // DONE is posted, the exporter may have seen it: the turn cannot go back to the caller, so what has no event is waited for here.
@@ -89,7 +105,7 @@ Result<Importer::Posted> Importer::begin_done(const std::shared_ptr<ImportLoan>&
   }
   Result<bool> posted = false;
   try {
-    posted = post_done(loan, stream, *out.behind);
+    posted = post_done(out, stream);
   } catch (const std::bad_alloc&) {
     posted = forward(out_of_memory());
   }
@@ -107,6 +123,7 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
   loan->posting = false;
   const bool ring = loan->carrier == Carrier::Ring && loan->access == GPULOAN_ACCESS_WRITE && loan->bytes > 0;
   loan->state = step(loan->state, ImportEvent::Done).next;
+  loan->following = posted.following;
   if (loan->cancelled || (loan->finish && !next_ready(*loan))) loan->state = step(loan->state, ImportEvent::Return).next;
   if (posted.passed) {
     loan->mark(GPULOAN_STEP_DONE);
@@ -123,9 +140,11 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
     loan->behind = std::move(posted.behind);
     loan->behind_watched = false;
     loan->behind_ns = now_ns();
+    loan->look_ns = loan->behind_ns + kLookNs;
+    loan->over_ns = 0;
     if (!options_.loop_thread && spins()) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
     request_tick(); // it watches the work too, should there be no memory for that now
-    if (loan->state != ImportState::Finishing || !loan->keep_open) {
+    if (loan->following == 0 && (loan->state != ImportState::Finishing || !loan->keep_open)) {
       try {
         watch_work(loan);
       } catch (const std::bad_alloc&) {
@@ -213,6 +232,7 @@ void Importer::pump(ImporterPeer& peer) try {
 void Importer::on_complete(ImportLoan& loan, Result<void> result, Trash& trash) {
   loan.mark(GPULOAN_STEP_DONE);
   work_patience_.waited(loan.step_ns[GPULOAN_STEP_DONE] - loan.behind_ns);
+  loan.caller_looks = loan.peer->words && loan.peer->words.watched(loan.slot, gate::Word::Ready);
   hot_until_ns_ = 0;
   if (result) {
     if (loan.state == ImportState::Finishing || loan.state == ImportState::Letting) loan.turns_done = loan.turn;
@@ -223,10 +243,22 @@ void Importer::on_complete(ImportLoan& loan, Result<void> result, Trash& trash) 
   complete(loan, trash);
 }
 
+// Where DONE follows the event it is looked at first, which is no call of the driver's. The event alone counts: an exporter that spoils
+// the word costs itself a moment.
 void Importer::look_at_work(ImportLoan& loan, Trash& trash) {
   if (!loan.behind) return;
+  const bool landed = loan.done_landed();
+  const std::uint64_t now = landed ? 0 : now_ns();
+  if (!landed && now < loan.look_ns) return;
   auto over = loan.behind->query();
-  if (over && !*over) return;
+  if (over && !*over) {
+    loan.look_ns = now + kLookNs;
+    return;
+  }
+  if (over && !landed) {
+    if (loan.over_ns == 0) loan.over_ns = now;
+    if (now - loan.over_ns < kLandNs) return;
+  }
   on_complete(loan, over ? Result<void>() : Result<void>(forward(std::move(over.error()))), trash);
   if (over && !loan.behind_watched && !loan.ended) loan.spare = std::move(loan.behind);
   loan.behind.reset(); // last: until then it is looked at again, should there have been no memory
@@ -268,7 +300,7 @@ bool Importer::settle_works(ImporterPeer& peer, Trash& trash) {
   for (const auto& loan : works) {
     look_at_work(*loan, trash);
     if (!loan->behind) continue;
-    if (now_ns() - loan->behind_ns < kHandOverNs) busy = true;
+    if (now_ns() - loan->behind_ns < kHandOverNs || !loan->behind->blocking()) busy = true;
     else watch_work(loan);
   }
   return busy;

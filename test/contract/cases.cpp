@@ -30,6 +30,7 @@ constexpr Case kCases[] = {
     {"worker closes with loans out", closed_worker},
     {"worker closes right after its word", closed_after_its_word},
     {"two workers", two_workers},
+    {"an exporter that spoils DONE", spoiled_done, false, no_words_by_device},
     {"caller-driven importer", caller_importer},
     {"caller-driven exporter", caller_exporter, false, no_caller_driven},
     {"exporter looks after the worker was killed", late_exporter, true, no_caller_driven},

@@ -47,6 +47,9 @@ void caller_exporter(const Bench& bench);
 void late_exporter(const Bench& bench);
 const char* no_caller_driven(const Bench& bench);
 
+void spoiled_done(const Bench& bench);
+const char* no_words_by_device(const Bench& bench);
+
 void host_memory(const Bench& bench);
 void cpu_worker(const Bench& bench);
 void foreign_pointer(const Bench& bench);

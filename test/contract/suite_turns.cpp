@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+//
+// Turns that follow each other closely: the importer goes by an event in front of DONE, which the device writes a moment later.
+#include "suite.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace loan_test {
+namespace {
+
+constexpr std::uint64_t kTurnsBytes = 100'003;
+
+// Stores 0 into DONE of every slot, all the time: this process, the exporter, has the same pages as the library in it.
+class Spoiler {
+ public:
+  Spoiler() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      unsigned long begin = 0, end = 0;
+      if (line.find("gpuloan-words") == std::string::npos || std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
+      for (; begin < end; begin += kSlotBytes) words_.push_back(reinterpret_cast<std::uint64_t*>(begin + kDoneAt));
+    }
+    expect(!words_.empty(), "the control words are mapped here");
+    thread_ = std::thread([this] {
+      while (!stop_) {
+        for (std::uint64_t* word : words_) std::atomic_ref(*word).store(0);
+      }
+    });
+  }
+  Spoiler(const Spoiler&) = delete;
+  Spoiler& operator=(const Spoiler&) = delete;
+  ~Spoiler() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  static constexpr std::size_t kSlotBytes = 64, kDoneAt = 8; // docs/protocol.md
+  std::vector<std::uint64_t*> words_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+} // namespace
+
+const char* no_words_by_device(const Bench& bench) {
+  return bench.cell.rung == GPULOAN_RUNG_VMM && bench.cell.gate == GPULOAN_GATE_MEMOP ? nullptr : "the device writes DONE only on vmm with the memop gate";
+}
+
+// The worker's work is over whatever the word says. The exporter that spoils it waits for nothing but its own turn, and the slot serves the next loan.
+void spoiled_done(const Bench& bench) {
+  Exporter exporter(bench);
+  Worker worker(bench, {.flags = OpenCallerLoop});
+  gpuloan_peer* peer = exporter.attach(worker);
+  warm_up(bench, peer, worker);
+  const Region region(peer, kTurnsBytes);
+  for (const bool taken_back : {true, false}) {
+    const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
+    Borrowed loan = worker.offered(lent);
+    loan.acquire();
+    loan.fill(1);
+    loan.done();
+    lent.done();
+    expect_pattern(bench, region.pointer(), kTurnsBytes, 1);
+    expect_ok(gpuloan_loan_ready(lent, bench.gpu.stream()), "gpuloan_loan_ready");
+    loan.acquire();
+    worker.delay(0);
+    loan.fill(2);
+    {
+      const Spoiler spoiler;
+      loan.done();
+      expect_status(loan.wait_done().status, GPULOAN_OK, "wait_done at the worker, whose word is spoiled");
+      if (taken_back) loan.give_back();
+      else expect_ok(gpuloan_loan_cancel(lent, "spoiled"), "gpuloan_loan_cancel");
+      expect(loan.wait_end().status != GPULOAN_ERR_TIMEOUT, "the loan ends at the worker, whose word is spoiled");
+    }
+    expect_status(gpuloan_loan_wait_end(lent, kWaitMs), lent.report().outcome, "the loan ends at the exporter");
+    const Lent next = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
+    Borrowed again = worker.offered(next);
+    again.acquire();
+    again.fill(3);
+    again.done();
+    next.ended();
+    expect_pattern(bench, region.pointer(), kTurnsBytes, 3);
+  }
+  worker.close();
+}
+
+} // namespace loan_test
