@@ -11,7 +11,7 @@ Result<Words> Words::create(std::uint32_t slots) {
   if (!mapping) return forward(std::move(mapping.error()));
   Words words;
   words.fd_ = std::move(*fd);
-  words.mapping_ = std::move(*mapping);
+  words.mapping_ = std::make_shared<const Mapping>(std::move(*mapping));
   words.slots_ = slots;
   return words;
 }
@@ -25,7 +25,7 @@ Result<Words> Words::adopt(UniqueFd fd, std::uint64_t bytes, std::uint32_t slots
   if (!mapping) return forward(std::move(mapping.error()));
   Words words;
   words.fd_ = std::move(fd);
-  words.mapping_ = std::move(*mapping);
+  words.mapping_ = std::make_shared<const Mapping>(std::move(*mapping));
   words.slots_ = slots;
   return words;
 }
@@ -37,14 +37,14 @@ Result<void> Words::seal() {
 }
 
 Result<void> Words::check_seal() {
-  GPULOAN_TRY(check_sealed(fd_.get(), mapping_.size()));
+  GPULOAN_TRY(check_sealed(fd_.get(), mapping_->size()));
   fd_.reset();
   return {};
 }
 
 Result<void> Words::register_with(const std::shared_ptr<driver::Gpu>& gpu) {
   if (registration_) return {};
-  auto registration = driver::HostRegistration::create(gpu, mapping_.bytes());
+  auto registration = driver::HostRegistration::create(gpu, mapping_->bytes());
   if (!registration) return forward(std::move(registration.error()));
   registration_ = std::move(*registration);
   return {};

@@ -13,7 +13,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
+#include <memory>
+#include <optional>
 
 namespace gpuloan::gate {
 
@@ -51,8 +52,8 @@ class Words {
   [[nodiscard]] Result<void> register_with(const std::shared_ptr<driver::Gpu>& gpu);
 
   [[nodiscard]] std::uint32_t slots() const noexcept { return slots_; }
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return mapping_.size(); }
-  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(mapping_); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return mapping_ ? mapping_->size() : 0; }
+  [[nodiscard]] explicit operator bool() const noexcept { return mapping_ != nullptr; }
 
   // Words and watches are stored and loaded in one order that both sides agree on. So, of a side that stores a word and then
   // finds it not watched, and one that ends its watch and then looks once more, one at least sees the other.
@@ -60,6 +61,18 @@ class Words {
   void store(std::uint32_t slot, Word word, std::uint64_t value) const noexcept { at(slot, word).store(value, std::memory_order_seq_cst); }
   void watch(std::uint32_t slot, Word word, bool on) const noexcept { watch_at(slot, word).store(on ? 1 : 0, std::memory_order_seq_cst); }
   [[nodiscard]] bool watched(std::uint32_t slot, Word word) const noexcept { return watch_at(slot, word).load(std::memory_order_seq_cst) != 0; }
+  // One word for who looks at it without the lock that guards these: its page stays mapped for as long.
+  class Look {
+   public:
+    Look() noexcept = default;
+    Look(std::shared_ptr<const Mapping> page, std::atomic_ref<std::uint64_t> word) noexcept : page_(std::move(page)), word_(word) {}
+    [[nodiscard]] std::uint64_t load() const noexcept { return word_ ? word_->load(std::memory_order_acquire) : 0; }
+
+   private:
+    std::shared_ptr<const Mapping> page_;
+    std::optional<std::atomic_ref<std::uint64_t>> word_;
+  };
+  [[nodiscard]] Look look(std::uint32_t slot, Word word) const noexcept { return mapping_ ? Look(mapping_, at(slot, word)) : Look(); }
   // The word's address for the device; valid after register_with.
   [[nodiscard]] cuda::DevicePtr device(std::uint32_t slot, Word word) const noexcept {
     return registration_.device_pointer() + std::uint64_t{slot} * sizeof(Slot) + (word == Word::Ready ? 0 : sizeof(std::uint64_t));
@@ -68,15 +81,15 @@ class Words {
 
  private:
   [[nodiscard]] std::atomic_ref<std::uint64_t> at(std::uint32_t slot, Word word) const noexcept {
-    Slot& target = reinterpret_cast<Slot*>(mapping_.data())[slot];
+    Slot& target = reinterpret_cast<Slot*>(mapping_->data())[slot];
     return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready : target.done);
   }
   [[nodiscard]] std::atomic_ref<std::uint64_t> watch_at(std::uint32_t slot, Word word) const noexcept {
-    Slot& target = reinterpret_cast<Slot*>(mapping_.data())[slot];
+    Slot& target = reinterpret_cast<Slot*>(mapping_->data())[slot];
     return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready_watched : target.done_watched);
   }
   UniqueFd fd_;
-  Mapping mapping_;
+  std::shared_ptr<const Mapping> mapping_;
   driver::HostRegistration registration_; // before mapping_ goes
   std::uint32_t slots_ = 0;
 };

@@ -279,7 +279,12 @@ template <typename AnyLoan, typename Done>
 bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done) {
   if (done()) return true;
   const std::uint64_t start = now_ns();
-  const std::uint64_t until = std::min(start + (spins() ? loan.patience.spin_ns() : 0), deadline.at_ns());
+  const Patience::Plan plan = spins() ? loan.patience.plan() : Patience::Plan{0, 0};
+  if (plan.sleep_ns != 0 && wait(lock, Deadline::at(std::min(start + plan.sleep_ns, deadline.at_ns())), false, done)) {
+    loan.patience.waited(now_ns() - start);
+    return true;
+  }
+  const std::uint64_t until = std::min(start + plan.sleep_ns + plan.spin_ns, deadline.at_ns());
   const std::uint32_t slot = loan.slot;
   const bool watches = loan.id != 0; // else it has no slot yet
   bool over = false;
@@ -295,14 +300,17 @@ bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gat
   };
   std::optional<Watch> watch(Watch{loan.peer->words, slot, word, watches});
   watch->set(true);
+  const gate::Words::Look look = watches ? loan.peer->words.look(slot, word) : gate::Words::Look();
   while (!over && !closed_ && now_ns() < until) {
-    if (options_.loop_thread) {
-      lock.unlock();
-      for (int pauses = 0; pauses < 8; ++pauses) pause_cpu();
-      lock.lock();
-    } else {
-      turn_loop(lock, 0);
+    const std::uint64_t seen = look.load();
+    bool same = true;
+    lock.unlock();
+    for (int pauses = 0; same && pauses < 8; ++pauses) {
+      pause_cpu();
+      same = look.load() == seen;
     }
+    lock.lock();
+    if (same && !options_.loop_thread) turn_loop(lock, 0);
     over = done();
   }
   watch.reset();
