@@ -18,14 +18,15 @@
 
 namespace gpuloan::gate {
 
-struct Slot { // 64 bytes, one cache line; see docs/protocol.md
-  std::uint64_t ready;
-  std::uint64_t done;
-  std::uint64_t ready_watched; // the importer looks at `ready` all the time: whoever stores there owes no record
-  std::uint64_t done_watched;  // the exporter, at `done`
-  std::uint64_t reserved[4];
+struct alignas(64) Line { // a cache line, which one side looks at and the other one, or its device, writes
+  std::uint64_t word;
+  std::uint64_t watched; // it looks all the time: whoever stores the word owes no record
+  std::uint64_t reserved[6];
 };
-static_assert(sizeof(Slot) == 64);
+struct Slot { // see docs/protocol.md
+  Line ready, done;
+};
+static_assert(sizeof(Slot) == 128);
 
 enum class Word { Ready, Done };
 
@@ -75,18 +76,20 @@ class Words {
   [[nodiscard]] Look look(std::uint32_t slot, Word word) const noexcept { return mapping_ ? Look(mapping_, at(slot, word)) : Look(); }
   // The word's address for the device; valid after register_with.
   [[nodiscard]] cuda::DevicePtr device(std::uint32_t slot, Word word) const noexcept {
-    return registration_.device_pointer() + std::uint64_t{slot} * sizeof(Slot) + (word == Word::Ready ? 0 : sizeof(std::uint64_t));
+    return registration_.device_pointer() + std::uint64_t{slot} * sizeof(Slot) + (word == Word::Ready ? 0 : sizeof(Line));
   }
   [[nodiscard]] bool registered() const noexcept { return static_cast<bool>(registration_); }
 
  private:
-  [[nodiscard]] std::atomic_ref<std::uint64_t> at(std::uint32_t slot, Word word) const noexcept {
+  [[nodiscard]] Line& line(std::uint32_t slot, Word word) const noexcept {
     Slot& target = reinterpret_cast<Slot*>(mapping_->data())[slot];
-    return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready : target.done);
+    return word == Word::Ready ? target.ready : target.done;
+  }
+  [[nodiscard]] std::atomic_ref<std::uint64_t> at(std::uint32_t slot, Word word) const noexcept {
+    return std::atomic_ref<std::uint64_t>(line(slot, word).word);
   }
   [[nodiscard]] std::atomic_ref<std::uint64_t> watch_at(std::uint32_t slot, Word word) const noexcept {
-    Slot& target = reinterpret_cast<Slot*>(mapping_->data())[slot];
-    return std::atomic_ref<std::uint64_t>(word == Word::Ready ? target.ready_watched : target.done_watched);
+    return std::atomic_ref<std::uint64_t>(line(slot, word).watched);
   }
   UniqueFd fd_;
   std::shared_ptr<const Mapping> mapping_;

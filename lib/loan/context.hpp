@@ -145,7 +145,8 @@ class Context : public std::enable_shared_from_this<Context>, protected loop::Ha
   void watch_pidfd(Peer& peer);
   // For the handshake: the device that we work on, then others that we see, and whether it reaches their memory.
   [[nodiscard]] std::vector<channel::DeviceEntry> device_entries(std::size_t max) const;
-  void request_tick();               // lock held; the loop looks again soon
+  // Lock held; the loop looks again soon. Later where who is concerned most likely looks itself meanwhile: the loop's turns are in its way.
+  void request_tick(std::uint64_t first_ns = kTickFirstNs);
   void stop_loop() noexcept;         // no callback runs afterwards
   static void log_turn(const std::exception& error) noexcept; // of a turn that had no memory; pauses
   // Lock held. Events and handles end with the context; the objects are to be destroyed without the lock.
@@ -313,6 +314,7 @@ bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gat
     if (same && !options_.loop_thread) turn_loop(lock, 0);
     over = done();
   }
+  loan.spun = over;
   watch.reset();
   if (!over) over = wait(lock, deadline, true, done); // looks once more first
   loan.patience.waited(now_ns() - start);

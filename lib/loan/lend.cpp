@@ -208,7 +208,7 @@ Result<void> Exporter::ready(const std::shared_ptr<ExportLoan>& loan, cuda::Stre
     start_turn(*loan);
     if (*posted) announce_ready(*loan);
     pump(loan->exporter_peer());
-    request_tick();
+    request_tick(std::exchange(loan->spun, false) ? kTickMaxNs : kTickFirstNs);
   }
   advance(*loan); // what came while the lock was dropped
   return loan->outcome_result();

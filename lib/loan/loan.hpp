@@ -37,6 +37,7 @@ class Loan : public std::enable_shared_from_this<Loan> {
   std::uint32_t turn = 0; // the last one made ready
   std::uint32_t turns_done = 0;
   Patience patience;              // of who waits for the other side's word
+  bool spun = false;              // and saw the last one spinning
   std::array<std::uint64_t, 3> events = {}; // that wait and name it: LOAN_OFFERED, one of a turn, LOAN_ENDED
   std::uint32_t events_queued = 0;
   bool turn_event_queued = false; // LOAN_READY or LOAN_DONE waits to be taken: another one would say nothing new

@@ -215,9 +215,9 @@ void Context::post(std::function<void()> task) {
   if (engine_ && !in_turn()) engine_->wake();
 }
 
-void Context::request_tick() {
-  tick_ns_ = kTickFirstNs;
-  tick_at_ns_ = std::min(tick_at_ns_, now_ns() + kTickFirstNs);
+void Context::request_tick(std::uint64_t first_ns) {
+  tick_ns_ = std::min(tick_ns_, first_ns);
+  tick_at_ns_ = std::min(tick_at_ns_, now_ns() + first_ns);
   if (sleeping_ && engine_ && !in_turn()) engine_->wake();
 }
 

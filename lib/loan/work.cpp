@@ -143,7 +143,8 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
     loan->look_ns = loan->behind_ns + kLookNs;
     loan->over_ns = 0;
     if (!options_.loop_thread && spins()) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
-    request_tick(); // it watches the work too, should there be no memory for that now
+    // It watches the work too, should there be no memory for that now.
+    request_tick(loan->following != 0 && std::exchange(loan->spun, false) ? kTickMaxNs : kTickFirstNs);
     if (loan->following == 0 && (loan->state != ImportState::Finishing || !loan->keep_open)) {
       try {
         watch_work(loan);

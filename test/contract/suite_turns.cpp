@@ -39,7 +39,7 @@ class Spoiler {
   }
 
  private:
-  static constexpr std::size_t kSlotBytes = 64, kDoneAt = 8; // docs/protocol.md
+  static constexpr std::size_t kSlotBytes = 128, kDoneAt = 64; // docs/protocol.md
   std::vector<std::uint64_t*> words_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -13,7 +13,7 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kWordsOnly = kMiB + (kMiB >> 1); // the control pages of one peer and its tether; no ring, no chunk
+constexpr std::uint64_t kWordsOnly = 2560U << 10; // the control pages of one peer and its tether; no ring, no chunk
 
 // For the processes that are started while it lives; this one has read it already.
 class WorkerSetting {
@@ -139,7 +139,7 @@ void unpinned_ring(const Bench& bench) {
     const Warnings warnings;
     {
       const PinLimit limit(bench, here ? kWordsOnly : UINT64_MAX);
-      const WorkerSetting setting("GPULOAN_SIM_PIN_LIMIT_KIB", there ? "1536" : "");
+      const WorkerSetting setting("GPULOAN_SIM_PIN_LIMIT_KIB", there ? "2560" : "");
       Exporter exporter(bench);
       Worker worker(bench);
       gpuloan_peer* peer = exporter.attach(worker);

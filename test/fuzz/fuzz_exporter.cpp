@@ -50,7 +50,7 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
   ~Run() {
-    if (words_ != nullptr) ::munmap(words_, kSlots * 64);
+    if (words_ != nullptr) ::munmap(words_, kSlots * 128);
   }
 
   void operate(fuzz::Input& input) {
@@ -155,7 +155,7 @@ class Run {
         FUZZ_REQUIRE(count_[Type::Welcome] == 1 && arrived.record.welcome.slots == kSlots);
         return;
       case Type::Pages:
-        FUZZ_REQUIRE(count_[Type::Pages] == 1 && arrived.record.pages.bytes == kSlots * 64);
+        FUZZ_REQUIRE(count_[Type::Pages] == 1 && arrived.record.pages.bytes == kSlots * 128);
         map_words(arrived.fds[0].get());
         return;
       case Type::PagesSealed:
@@ -189,7 +189,7 @@ class Run {
     }
   }
   void map_words(int fd) {
-    void* at = ::mmap(nullptr, kSlots * 64, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void* at = ::mmap(nullptr, kSlots * 128, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return; // sealed already: the peer said that it had mapped them before it did
     words_ = static_cast<std::uint64_t*>(at);
   }

@@ -68,10 +68,10 @@ class Shaker {
     welcome.welcome.slots = kSlots;
     wire_.send(welcome);
     if (odd_ == 2) return odd(input);
-    const UniqueFd fd = fuzz::make_pages(odd_ == 3 ? 64 : kSlots * 64, false);
+    const UniqueFd fd = fuzz::make_pages(odd_ == 3 ? 128 : kSlots * 128, false);
     channel::Record pages = fuzz::make(Type::Pages);
     pages.header.fd_count = 1;
-    pages.pages.bytes = odd_ == 4 ? input.number<std::uint64_t>() : kSlots * 64;
+    pages.pages.bytes = odd_ == 4 ? input.number<std::uint64_t>() : kSlots * 128;
     pages.pages.slots = odd_ == 4 ? input.number<std::uint32_t>() : kSlots;
     const int fds[] = {fd.get()};
     wire_.send(pages, {}, fds);

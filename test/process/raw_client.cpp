@@ -154,7 +154,7 @@ void RawClient::shake_hands(const channel::Record& hello) {
 
 void RawClient::show_pages(const channel::Record& welcome) {
   expect(send(welcome), "the importer is gone");
-  const std::uint64_t bytes = std::uint64_t{welcome.welcome.slots} * 64;
+  const std::uint64_t bytes = std::uint64_t{welcome.welcome.slots} * 128;
   const Fd pages(::memfd_create("pages", MFD_CLOEXEC | MFD_ALLOW_SEALING)), tether(::memfd_create("tether", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   expect(::ftruncate(pages.get(), static_cast<off_t>(bytes)) == 0 && ::ftruncate(tether.get(), 4096) == 0, "ftruncate");
   const std::uint64_t ready = std::uint64_t{1} << 32 | 1;
