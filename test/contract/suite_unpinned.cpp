@@ -13,7 +13,8 @@
 namespace loan_test {
 namespace {
 
-constexpr std::uint64_t kWordsOnly = 2560U << 10; // the control pages of one peer and its tether; no ring, no chunk
+// KiB. What one peer has pinned beside rings and chunks: its tether, and under the memop gate its control pages.
+std::uint64_t small_only(const Bench& bench) { return bench.cell.gate == GPULOAN_GATE_MEMOP ? 2560 : 512; }
 
 // For the processes that are started while it lives; this one has read it already.
 class WorkerSetting {
@@ -138,8 +139,8 @@ void unpinned_ring(const Bench& bench) {
   for (const auto& [here, there] : {std::pair{true, false}, {false, true}, {true, true}}) {
     const Warnings warnings;
     {
-      const PinLimit limit(bench, here ? kWordsOnly : UINT64_MAX);
-      const WorkerSetting setting("GPULOAN_SIM_PIN_LIMIT_KIB", there ? "2560" : "");
+      const PinLimit limit(bench, here ? small_only(bench) << 10 : UINT64_MAX);
+      const WorkerSetting setting("GPULOAN_SIM_PIN_LIMIT_KIB", there ? std::to_string(small_only(bench)).c_str() : "");
       Exporter exporter(bench);
       Worker worker(bench);
       gpuloan_peer* peer = exporter.attach(worker);
