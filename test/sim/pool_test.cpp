@@ -165,8 +165,10 @@ TEST_CASE("memory freed in a stream is there for the work before") {
     CHECK(cuda.cuStreamSynchronize(stream) == Success);
     CHECK(cuda.live("allocations") == 1);
     CHECK(read_word(allocate(pool, kMiB)) == 7); // the same block, as it was left
+    CHECK(cuda.stream_hold(stream) == Success);
     CHECK(cuda.cuMemsetD32Async(pointer, 8, 1, stream) == Success);
     CHECK(cuda.cuMemFree(pointer) == Success); // waits for nothing, so what is under way fails
+    CHECK(cuda.stream_release(stream) == Success);
     CHECK(cuda.cuStreamSynchronize(stream) == IllegalAddress);
   });
 }
