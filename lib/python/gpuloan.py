@@ -493,6 +493,7 @@ def pool_uninstall(device: int = 0) -> None:
     _check(_lib.gpuloan_pool_uninstall(_ordinal(device)))
 
 
+_torch_lock = threading.Lock()
 _torch_allocator: Any = None  # for ever: blocks of a pool that was released go back through it
 _torch_pools: Dict[int, Any] = {}  # by device
 
@@ -523,24 +524,29 @@ def torch_pool(device: Optional[int] = None) -> Iterator[Any]:
         raise _error(_UNSUPPORTED, f"torch_pool: PyTorch {torch.__version__} has no torch.cuda.MemPool: it needs 2.5 or newer. Without it "
                                    "use expandable_segments, or the default allocator, which lends by the rung ipc")
     ordinal = torch.cuda.current_device() if device is None else _ordinal(device)
-    if ordinal not in _torch_pools:
-        if _torch_allocator is None:
-            _torch_allocator = torch.cuda.memory.CUDAPluggableAllocator(_library_path(), "gpuloan_torch_malloc", "gpuloan_torch_free")
-        with torch.cuda.device(ordinal):
-            _torch_pools[ordinal] = torch.cuda.MemPool(_torch_allocator.allocator())
-    pool = _torch_pools[ordinal]
+    with _torch_lock:
+        if ordinal not in _torch_pools:
+            if _torch_allocator is None:
+                _torch_allocator = torch.cuda.memory.CUDAPluggableAllocator(_library_path(), "gpuloan_torch_malloc", "gpuloan_torch_free")
+            with torch.cuda.device(ordinal):
+                _torch_pools[ordinal] = torch.cuda.MemPool(_torch_allocator.allocator())
+        pool = _torch_pools[ordinal]
     with torch.cuda.use_mem_pool(pool, device=ordinal):
         yield pool
 
 
 def torch_pool_release(device: Optional[int] = None) -> None:
     """Gives the memory of torch_pool() on `device` (None: PyTorch's current one) that no tensor uses back to the device. Tensors keep
-    theirs; once they are gone torch.cuda.empty_cache() gives that back. The next torch_pool() begins with a new pool."""
+    theirs; once they are gone torch.cuda.empty_cache() gives that back. The next torch_pool() begins with a new pool. For when no block of
+    torch_pool() is under way and nobody has what one yielded: the pool lives for as long."""
     if not _torch_pools:
         return
     torch: Any = __import__("torch")
-    _torch_pools.pop(torch.cuda.current_device() if device is None else _ordinal(device), None)
-    torch.cuda.empty_cache()
+    with _torch_lock:
+        released = _torch_pools.pop(torch.cuda.current_device() if device is None else _ordinal(device), None)
+    if released is not None:
+        del released
+        torch.cuda.empty_cache()
 
 
 # ---- Data types ---------------------------------------------------------------------------------------------------
