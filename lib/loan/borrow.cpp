@@ -354,12 +354,18 @@ Result<void> Importer::give_back(const std::shared_ptr<ImportLoan>& loan, gpuloa
 }
 
 Result<void> Importer::wait_done(const std::shared_ptr<ImportLoan>& loan, std::uint32_t timeout_ms) {
+  Trash trash;
   Lock lock(mutex_);
   const auto working = [&] { return loan->state == ImportState::Finishing || loan->state == ImportState::Letting; };
   if (loan->turns_done == 0 && !working()) {
     return loan->outcome != GPULOAN_OK ? loan->outcome_result() : fail(GPULOAN_ERR_STATE, "no turn of the loan was done");
   }
-  if (!wait(lock, Deadline::after_ms(timeout_ms), false, [&] { return !working(); })) {
+  const bool over = wait(lock, Deadline::after_ms(timeout_ms), true, [&] {
+    look_at_work(*loan, trash);
+    return !working();
+  });
+  dispose(std::move(trash));
+  if (!over) {
     return fail(GPULOAN_ERR_TIMEOUT, "the work was not complete within " + std::to_string(timeout_ms) + " ms");
   }
   return loan->outcome_result();

@@ -278,10 +278,11 @@ bool Context::wait(Lock& lock, const Deadline& deadline, bool polls, Done done) 
 
 template <typename AnyLoan, typename Done>
 bool Context::wait_turn(Lock& lock, const Deadline& deadline, AnyLoan& loan, gate::Word word, Done done) {
+  loan.spun = false;
   if (done()) return true;
   const std::uint64_t start = now_ns();
   const Patience::Plan plan = spins() ? loan.patience.plan() : Patience::Plan{0, 0};
-  if (plan.sleep_ns != 0 && wait(lock, Deadline::at(std::min(start + plan.sleep_ns, deadline.at_ns())), false, done)) {
+  if (plan.sleep_ns != 0 && wait(lock, Deadline::at(std::min(start + plan.sleep_ns, deadline.at_ns())), true, done)) {
     loan.patience.waited(now_ns() - start);
     return true;
   }

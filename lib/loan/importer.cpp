@@ -19,7 +19,7 @@ Result<std::shared_ptr<Importer>> Importer::create(const ContextOptions& options
 }
 
 Importer::Importer(const ContextOptions& options, std::shared_ptr<driver::Gpu> gpu, const channel::BootId& boot)
-    : Context(options, std::move(gpu)), boot_(boot), completion_(options.loop_thread, spins()), apart_(options.loop_thread, false), foreign_(true, false) {}
+    : Context(options, std::move(gpu)), boot_(boot), completion_(options.loop_thread, spins()), apart_(true, false), foreign_(true, false) {}
 
 Importer::~Importer() { close(); }
 
@@ -293,7 +293,7 @@ std::uint64_t Importer::tick() {
     }
     if (peer.lost && peer.loans.empty() && peer.limbo.empty() && !busy) std::erase(remembered_, base);
   }
-  busy |= !options_.loop_thread && (completion_.pending() || apart_.pending());
+  busy |= !options_.loop_thread && completion_.pending();
   if (!busy) {
     tick_ns_ = kTickFirstNs;
     return kNever;

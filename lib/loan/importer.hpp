@@ -125,7 +125,7 @@ class ImportLoan : public Loan {
   std::uint64_t behind_ns = 0;                // since when
   std::uint64_t following = 0;                // a DONE that the device writes behind `behind`, until it was seen; 0: none
   std::uint64_t look_ns = 0, over_ns = 0;     // of such a turn: not to be looked at before, and since when its work is over
-  bool caller_looks = false;                  // who spins for the next turn saw the end of the last one's work
+  bool caller_looks = false;                  // somebody spun for the next turn when the last one's work ended; a hint, the exporter can write it
   std::shared_ptr<ImportEvents> events; // event gate
   driver::OwnedEvent work; // Carrier::Ring, write: behind the caller's work of the turn that was done
   std::vector<cuda::Stream> streams; // named by used_on
@@ -280,7 +280,7 @@ class Importer : public Context {
   std::vector<std::shared_ptr<ImporterPeer>> remembered_; // every peer whose loans or copies are not over
   Patience work_patience_; // caller-driven: with the completion of our own work
   Completion completion_;
-  Completion apart_; // waits for all work of the context: what it waits for must not hold up the other loans
+  Completion apart_; // waits for all work of the context, for which neither the other loans nor a caller who turns the loop may wait
   Completion foreign_; // takes pieces, and closes foreign memory, which waits for all work of the context; then the ACK
 };
 

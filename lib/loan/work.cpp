@@ -38,7 +38,7 @@ void Importer::pin_words(ImportLoan& loan) {
   loan.gate_reason = "memop: the control words cannot be pinned here: " + refusal;
 }
 
-// Enqueues DONE behind the work in `stream`. true: it has passed already; else posted.behind is recorded behind the work, or
+// Enqueues DONE behind the work in `stream`. true: it has passed already; else done.behind is recorded behind the work, or
 // the ring carries on.
 Result<bool> Importer::post_done(Posted& done, cuda::Stream stream) {
   const std::shared_ptr<ImportLoan>& loan = done.loan;
@@ -144,7 +144,7 @@ Result<void> Importer::settle_done(Posted& posted, Trash& trash) {
     loan->over_ns = 0;
     if (!options_.loop_thread && spins()) hot_until_ns_ = loan->behind_ns + work_patience_.spin_ns();
     // It watches the work too, should there be no memory for that now.
-    request_tick(loan->following != 0 && std::exchange(loan->spun, false) ? kTickMaxNs : kTickFirstNs);
+    request_tick(loan->following != 0 && loan->spun ? kTickMaxNs : kTickFirstNs);
     if (loan->following == 0 && (loan->state != ImportState::Finishing || !loan->keep_open)) {
       try {
         watch_work(loan);

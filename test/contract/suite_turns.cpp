@@ -51,13 +51,20 @@ const char* no_words_by_device(const Bench& bench) {
   return bench.cell.rung == GPULOAN_RUNG_VMM && bench.cell.gate == GPULOAN_GATE_MEMOP ? nullptr : "the device writes DONE only on vmm with the memop gate";
 }
 
-// The worker's work is over whatever the word says. The exporter that spoils it waits for nothing but its own turn, and the slot serves the next loan.
+// The worker's work is over whatever the word says. The exporter that spoils it waits for nothing but its own turn, the slot serves the next loan, and
+// a worker that turns its loop itself does not stand behind its other streams for it.
 void spoiled_done(const Bench& bench) {
   Exporter exporter(bench);
   Worker worker(bench, {.flags = OpenCallerLoop});
   gpuloan_peer* peer = exporter.attach(worker);
   warm_up(bench, peer, worker);
-  const Region region(peer, kTurnsBytes);
+  const Region region(peer, kTurnsBytes), other_region(peer, kTurnsBytes);
+  const Lent other = lend(bench, peer, other_region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
+  Borrowed kept = worker.offered(other);
+  kept.acquire();
+  kept.fill(4);
+  kept.done();
+  other.done();
   for (const bool taken_back : {true, false}) {
     const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
     Borrowed loan = worker.offered(lent);
@@ -74,8 +81,12 @@ void spoiled_done(const Bench& bench) {
       const Spoiler spoiler;
       loan.done();
       expect_status(loan.wait_done().status, GPULOAN_OK, "wait_done at the worker, whose word is spoiled");
+      worker.hold(1);
+      worker.delay(1);
       if (taken_back) loan.give_back();
       else expect_ok(gpuloan_loan_cancel(lent, "spoiled"), "gpuloan_loan_cancel");
+      expect_status(kept.try_acquire(100).status, GPULOAN_ERR_TIMEOUT, "acquire of another loan, while one is on its way to its end");
+      worker.release(1);
       expect(loan.wait_end().status != GPULOAN_ERR_TIMEOUT, "the loan ends at the worker, whose word is spoiled");
     }
     expect_status(gpuloan_loan_wait_end(lent, kWaitMs), lent.report().outcome, "the loan ends at the exporter");
@@ -87,6 +98,7 @@ void spoiled_done(const Bench& bench) {
     next.ended();
     expect_pattern(bench, region.pointer(), kTurnsBytes, 3);
   }
+  expect_ok(gpuloan_reclaim(other, kWaitMs), "gpuloan_reclaim");
   worker.close();
 }
 
