@@ -45,10 +45,17 @@ class Spoiler {
   std::thread thread_;
 };
 
+void fill_turn(Borrowed& loan, std::uint64_t seed) {
+  loan.acquire();
+  loan.fill(seed);
+  loan.done();
+}
+
 } // namespace
 
+// As a stream waits for them.
 const char* no_words_by_device(const Bench& bench) {
-  return bench.cell.rung == GPULOAN_RUNG_VMM && bench.cell.gate == GPULOAN_GATE_MEMOP ? nullptr : "the device writes DONE only on vmm with the memop gate";
+  return no_stream_waits(bench) == nullptr ? nullptr : "the device writes DONE behind its event only on vmm with the memop gate";
 }
 
 // The worker's work is over whatever the word says. The exporter that spoils it waits for nothing but its own turn, the slot serves the next loan, and
@@ -61,16 +68,12 @@ void spoiled_done(const Bench& bench) {
   const Region region(peer, kTurnsBytes), other_region(peer, kTurnsBytes);
   const Lent other = lend(bench, peer, other_region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
   Borrowed kept = worker.offered(other);
-  kept.acquire();
-  kept.fill(4);
-  kept.done();
+  fill_turn(kept, 4);
   other.done();
   for (const bool taken_back : {true, false}) {
     const Lent lent = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE, .keep_open = true});
     Borrowed loan = worker.offered(lent);
-    loan.acquire();
-    loan.fill(1);
-    loan.done();
+    fill_turn(loan, 1);
     lent.done();
     expect_pattern(bench, region.pointer(), kTurnsBytes, 1);
     expect_ok(gpuloan_loan_ready(lent, bench.gpu.stream()), "gpuloan_loan_ready");
@@ -92,9 +95,7 @@ void spoiled_done(const Bench& bench) {
     expect_status(gpuloan_loan_wait_end(lent, kWaitMs), lent.report().outcome, "the loan ends at the exporter");
     const Lent next = lend(bench, peer, region, {.access = GPULOAN_ACCESS_WRITE});
     Borrowed again = worker.offered(next);
-    again.acquire();
-    again.fill(3);
-    again.done();
+    fill_turn(again, 3);
     next.ended();
     expect_pattern(bench, region.pointer(), kTurnsBytes, 3);
   }
