@@ -112,16 +112,16 @@ Result<HelloInfo> check_hello(const Received& received, uid_t own_uid, const Boo
   return HelloInfo{*version, std::move(*devices), hello.has_key != 0, hello.wants_device != 0};
 }
 
+Error refusal(const Received& received) {
+  const std::int32_t status = received.record->notice.status;
+  // Of those a call on this side alone may end with: they say whose a descriptor is (gpuloan_context_adopt).
+  const bool own = status == GPULOAN_ERR_INVALID || status == GPULOAN_ERR_STATE || status == GPULOAN_ERR_FORKED;
+  if (status < 0 && status > kStatusEnd && !own) return {static_cast<gpuloan_status>(status), "refused by the exporter: " + readable_text(received)};
+  return {GPULOAN_ERR_PROTOCOL, "REFUSED carries the status " + std::to_string(status)};
+}
+
 Result<WelcomeInfo> check_welcome(const Received& received) {
-  if (received.type() == Type::Refused) {
-    const std::int32_t status = received.record->notice.status;
-    // Of those a call on this side alone may end with: they say whose a descriptor is (gpuloan_context_adopt).
-    const bool own = status == GPULOAN_ERR_INVALID || status == GPULOAN_ERR_STATE || status == GPULOAN_ERR_FORKED;
-    if (status < 0 && status > kStatusEnd && !own) {
-      return fail(static_cast<gpuloan_status>(status), "refused by the exporter: " + readable_text(received));
-    }
-    return fail(GPULOAN_ERR_PROTOCOL, "REFUSED carries the status " + std::to_string(status));
-  }
+  if (received.type() == Type::Refused) return forward(refusal(received));
   if (received.type() != Type::Welcome) {
     return fail(GPULOAN_ERR_PROTOCOL, std::string(type_name(received.type())) + " came where WELCOME was due");
   }

@@ -65,6 +65,8 @@ struct WelcomeInfo {
   std::uint32_t slots = 0;
   std::vector<DeviceEntry> devices;
 };
+// Importer: what a REFUSED says, at whichever step of the handshake.
+[[nodiscard]] Error refusal(const Received& received);
 // Importer: WELCOME, or the error that a REFUSED carries.
 [[nodiscard]] Result<WelcomeInfo> check_welcome(const Received& received);
 

@@ -112,6 +112,7 @@ Result<void> Importer::shake(const std::shared_ptr<Peer>& base, channel::Receive
     notify();
     return {};
   }
+  if (type == Type::Refused) return forward(channel::refusal(received));
   return fail(GPULOAN_ERR_PROTOCOL, "a record came out of turn in the handshake");
 }
 

@@ -13,6 +13,7 @@ namespace gpuloan::loan {
 namespace {
 
 constexpr std::uint64_t kHandshakeNs = 10'000'000'000; // a connection that has not finished by then is closed
+constexpr std::uint64_t kHandshakeTickNs = 1'000'000'000;
 constexpr std::uint64_t kLingerNs = 50'000'000; // the loop keeps ticking this long after the last loan
 
 } // namespace
@@ -160,10 +161,14 @@ Result<void> Exporter::on_ack(ExporterPeer& peer, const channel::Received& recei
 std::uint64_t Exporter::tick() {
   bool busy = false, sweeping = false;
   std::uint64_t proof_ns = kNever; // when to ask again for a proof
+  // An exporter that stood still itself may not have read yet what came meanwhile: that time is not the peers'.
+  const std::uint64_t start = now_ns(), since = start - std::exchange(ticked_ns_, start);
+  const std::uint64_t stood_ns = since - std::min(since, 2 * kHandshakeTickNs);
   const auto peers = remembered_;
   for (const auto& peer : peers) {
-    if (!peer->lost && peer->phase != Peer::Phase::Ready && now_ns() - peer->connected_ns > kHandshakeNs) {
-      refuse(peer, Error{GPULOAN_ERR_TIMEOUT, "the handshake was not complete after 10 s"});
+    if (!peer->lost && peer->phase != Peer::Phase::Ready) {
+      peer->connected_ns = std::min(peer->connected_ns + stood_ns, start);
+      if (start - peer->connected_ns > kHandshakeNs) refuse(peer, Error{GPULOAN_ERR_TIMEOUT, "the handshake was not complete after 10 s"});
     }
     pump(*peer);
     std::erase_if(peer->late_slots, [&](const auto& late) {
@@ -205,7 +210,7 @@ std::uint64_t Exporter::tick() {
   if (sweeping || now < active_until_ns_) return kTickMaxNs;
   if (proof_ns != kNever) return proof_ns - now;
   if (listener_back_ns_ != 0) return listener_back_ns_ - now;
-  return shaking ? 1'000'000'000 : kNever;
+  return shaking ? kHandshakeTickNs : kNever;
 }
 
 void Exporter::fill_stats(gpuloan_stats& stats) const {

@@ -142,7 +142,7 @@ class ExporterPeer : public Peer {
   unsigned char key[GPULOAN_KEY_BYTES] = {};
   bool key_claimed = false, needs_key = true;
   bool refused = false; // said so to the peer and in an event
-  std::uint64_t connected_ns = 0;
+  std::uint64_t connected_ns = 0; // later by the time that we did not look in
   SideFloors floors;
   bool same_process = false;
   bool same_device = false;
@@ -408,6 +408,7 @@ class Exporter : public Context {
   UniqueFd listener_;
   std::string listen_path_; // as given
   channel::SocketFile socket_file_;
+  std::uint64_t ticked_ns_ = 0;
   std::uint64_t listener_back_ns_ = 0; // when a listener that had to be put aside comes back
   std::vector<std::weak_ptr<RegionHandle>> regions_;
   std::vector<std::shared_ptr<ExporterPeer>> remembered_; // every peer whose arena or copies still count

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A loop that the callers turn: a thread that waits in it hears of what another thread brings about. Nothing else comes while it waits, so
-// that it would sleep to its timeout.
+// that it would sleep to its timeout. And a loop that nobody turns for a while: the exporter stands still, as when it is stopped.
 #include "../support/host.hpp"
 #include "no_device.hpp"
 
@@ -57,8 +57,39 @@ void end_of_another_thread() {
   region.destroy();
 }
 
+// A handshake has 10 s. An exporter that stood still for longer has not read what came meanwhile, and refuses nobody for it; one that
+// looked refuses whoever said nothing.
+void handshake_of_an_exporter_that_stood_still() {
+  gpuloan::Context looks = make_without_device(GPULOAN_ROLE_EXPORTER);
+  SocketPair silent = make_socketpair();
+  looks.attach(silent.left.release(), "silent");
+  gpuloan::Context stands = make_without_device(GPULOAN_ROLE_EXPORTER, GPULOAN_LOOP_CALLER);
+  gpuloan::Context importer = make_without_device(GPULOAN_ROLE_IMPORTER);
+  SocketPair ends = make_socketpair();
+  stands.attach(ends.left.release(), "caller");
+  gpuloan::Peer kept;
+  std::string wrong;
+  std::thread adopter([&] {
+    try {
+      kept = importer.adopt(ends.right.release(), gpuloan::Milliseconds(60'000));
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+  });
+  const std::uint64_t start = now_ms();
+  const auto refused = looks.next_event(kPatience);
+  const std::uint64_t took = now_ms() - start;
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto came = stands.next_event(kPatience);
+  adopter.join();
+  expect(came && came->type() == GPULOAN_EVENT_PEER_READY && wrong.empty(), "an exporter that stood still refuses who came meanwhile: " + wrong);
+  expect(refused && refused->type() == GPULOAN_EVENT_PEER_REFUSED && refused->status() == GPULOAN_ERR_TIMEOUT, "a silent peer is not refused");
+  expect(took >= 9'000, "a silent peer was refused after " + std::to_string(took) + " ms");
+}
+
 int run(int, char**) {
   end_of_another_thread();
+  handshake_of_an_exporter_that_stood_still();
   return 0;
 }
 

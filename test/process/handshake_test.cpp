@@ -226,11 +226,7 @@ void other_version_exporter(const Bench&) {
     const auto [status, text] = connect_to([&, low = low, high = high](RawClient& client, const channel::Hello& hello) {
       const std::string why = "the peer speaks protocol versions " + std::to_string(hello.version_min) + " to " + std::to_string(hello.version_max) +
                               ", this library " + std::to_string(low) + " to " + std::to_string(high);
-      channel::Record refused = raw_record(channel::Type::Refused);
-      refused.header.version = low; // REFUSED keeps its layout in every version
-      refused.header.tail_bytes = static_cast<std::uint16_t>(why.size());
-      refused.notice.status = GPULOAN_ERR_VERSION;
-      client.send(refused, {reinterpret_cast<const unsigned char*>(why.data()), why.size()});
+      client.send_refused(low, GPULOAN_ERR_VERSION, why); // REFUSED keeps its layout in every version
     });
     expect_status(status, GPULOAN_ERR_VERSION, "gpuloan_context_connect");
     expect_contains(text, "refused by the exporter: the peer speaks protocol versions 1 to 1, this library " + std::to_string(low) + " to " + std::to_string(high), "the text");
@@ -246,6 +242,16 @@ void other_version_exporter(const Bench&) {
     client.show_pages(raw_welcome(1)); // one that speaks 1 to 9 takes 1
   });
   if (newer != GPULOAN_OK) fail("an exporter that speaks more than this version: " + why);
+}
+
+// An exporter may refuse at any step.
+void refused_late(const Bench&) {
+  const auto [status, text] = connect_to([](RawClient& client, const channel::Hello&) {
+    client.send(raw_welcome(1));
+    client.send_refused(1, GPULOAN_ERR_TIMEOUT, "it took too long");
+  });
+  expect_status(status, GPULOAN_ERR_TIMEOUT, "gpuloan_context_connect");
+  expect_contains(text, "refused by the exporter: it took too long", "the text");
 }
 
 // E5
@@ -506,6 +512,7 @@ constexpr Case kHandshakeCases[] = {
     {"a key as text", key_text},
     {"another version", other_version},
     {"an exporter of another version", other_version_exporter},
+    {"refused after WELCOME", refused_late},
     {"another host", other_host},
     {"another user", other_user, false, not_root},
     {"garbage instead of HELLO", garbage_first},

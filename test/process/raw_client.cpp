@@ -176,6 +176,14 @@ void RawClient::show_pages(const channel::Record& welcome) {
   expect(send(record, {}, std::span(&tether_fd, 1)), "the importer is gone");
 }
 
+void RawClient::send_refused(std::uint16_t version, gpuloan_status status, std::string_view why) {
+  channel::Record refused = raw_record(channel::Type::Refused);
+  refused.header.version = version;
+  refused.header.tail_bytes = static_cast<std::uint16_t>(why.size());
+  refused.notice.status = status;
+  send(refused, {reinterpret_cast<const unsigned char*>(why.data()), why.size()});
+}
+
 RawListener::RawListener(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;

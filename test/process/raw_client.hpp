@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace loan_test {
@@ -50,6 +51,7 @@ class RawClient {
   void shake_hands(const channel::Record& hello);
   // The exporter's side of the same, behind its WELCOME. Turn 1 of generation 1 is ready in every slot.
   void show_pages(const channel::Record& welcome);
+  void send_refused(std::uint16_t version, gpuloan_status status, std::string_view why);
   void close() noexcept { socket_.reset(); }
 
  private:
