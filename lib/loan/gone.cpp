@@ -15,7 +15,7 @@
 namespace gpuloan::loan {
 namespace {
 
-constexpr std::uint64_t kSealFirstNs = 10'000'000, kSealLongestNs = 1'000'000'000;
+constexpr std::uint64_t kSealFirstNs = std::chrono::nanoseconds(kTetherFirstPause).count(), kSealLongestNs = std::chrono::nanoseconds(kTetherLongestPause).count();
 
 } // namespace
 

@@ -7,14 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <fcntl.h>
 #include <poll.h>
 
 namespace gpuloan::loan {
 namespace {
-
-constexpr std::chrono::milliseconds kFirstPause{10}, kLongestPause{1000};
 
 void await_death(int pidfd) noexcept {
   pollfd death = {pidfd, POLLIN, 0};
@@ -39,7 +36,7 @@ void keep_until_gone(UniqueFd pidfd, std::shared_ptr<const Tether> tether, std::
   try {
     start_thread("gpuloan-keep", [pidfd = std::move(pidfd), tether = std::move(tether), gone = std::move(gone)] {
       await_death(pidfd.get());
-      for (auto pause = kFirstPause; !tether->let_go(); pause = std::min(pause * 2, kLongestPause)) std::this_thread::sleep_for(pause);
+      for (auto pause = kTetherFirstPause; !tether->let_go(); pause = std::min(pause * 2, kTetherLongestPause)) std::this_thread::sleep_for(pause);
       gone();
     }).detach();
   } catch (...) {

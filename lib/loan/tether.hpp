@@ -10,12 +10,15 @@
 
 #include <base/unique_fd.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
 namespace gpuloan::loan {
 
 inline constexpr std::size_t kTetherBytes = 4096;
+// Between two tries of the seal, twice as long each time: what waits for the proof shall be back within a second of it.
+inline constexpr std::chrono::milliseconds kTetherFirstPause{10}, kTetherLongestPause{250};
 
 class Tether {
  public:
