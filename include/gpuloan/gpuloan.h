@@ -690,6 +690,40 @@ GPULOAN_API void *gpuloan_torch_malloc(size_t bytes, int device, void *stream);
  * is left alone, with a line of the log at level error. */
 GPULOAN_API void gpuloan_torch_free(void *pointer, size_t bytes, int device, void *stream);
 
+/* For modules written in Python that give DLPack tensors away (gpuloan.py). Who drops one calls its deleter on any thread, without the
+ * interpreter's lock, or while an exception is under way, as `f(x.torch(), 1/0)` does; a deleter written in Python would then crash the process or
+ * lose the exception. These two need no interpreter: they chain up what was deleted, for the module to take. From then on the tensor's
+ * `manager_ctx` is theirs; its memory stays the module's. The structs are DLManagedTensor and DLManagedTensorVersioned (major 1) of dlpack.h. */
+GPULOAN_API void gpuloan_dlpack_delete(void *managed);
+GPULOAN_API void gpuloan_dlpack_delete_versioned(void *managed);
+/* The destructor of a PyCapsule with such a tensor: the same, if nobody has consumed the capsule. */
+GPULOAN_API void gpuloan_dlpack_capsule_free(void *capsule);
+/* What was deleted since the last call, or NULL. The next one of the chain is in its manager_ctx. */
+GPULOAN_API void *gpuloan_dlpack_take(void);
+
+typedef int (*gpuloan_python_test)(void);
+typedef void *(*gpuloan_python_object)(void);
+typedef int (*gpuloan_python_task)(void *argument);
+typedef int (*gpuloan_python_schedule)(gpuloan_python_task task, void *argument);
+typedef int (*gpuloan_python_capsule_test)(void *capsule, const char *name);
+typedef void *(*gpuloan_python_capsule_pointer)(void *capsule, const char *name);
+
+/* The functions of the interpreter that those above call, by their names in Python's C interface, and the module's own. */
+typedef struct gpuloan_dlpack_python {
+  size_t size;
+  gpuloan_python_test holds_lock;                 /* PyGILState_Check */
+  gpuloan_python_object exception;                /* PyErr_Occurred */
+  gpuloan_python_schedule call_soon;              /* Py_AddPendingCall */
+  gpuloan_python_capsule_test capsule_is_valid;   /* PyCapsule_IsValid */
+  gpuloan_python_capsule_pointer capsule_pointer; /* PyCapsule_GetPointer */
+  gpuloan_python_task take_all; /* calls gpuloan_dlpack_take and drops what it gives; returns 0. Called with the interpreter's lock and no
+                                   exception: at once where that is so, else soon, by the interpreter's main thread */
+} gpuloan_dlpack_python;
+
+/* Copies the struct. NULL: no interpreter is called any more; for its end. Of several that are set the last counts. Errors: INVALID (a
+ * function is NULL), NO_MEMORY. */
+GPULOAN_API gpuloan_status gpuloan_dlpack_python_set(const gpuloan_dlpack_python *functions);
+
 #ifdef __cplusplus
 }
 #endif

@@ -387,6 +387,11 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "device_probe": (c_int, [c_char_p, c_int32, POINTER(_DeviceInfo)]),
     "pool_install": (c_int, [c_int32]),
     "pool_uninstall": (c_int, [c_int32]),
+    "dlpack_delete": (None, [c_void_p]),
+    "dlpack_delete_versioned": (None, [c_void_p]),
+    "dlpack_capsule_free": (None, [c_void_p]),
+    "dlpack_take": (c_void_p, []),
+    "dlpack_python_set": (c_int, [c_void_p]),
 }
 
 
@@ -399,7 +404,9 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(path)
     except OSError as error:
         what = "GPULOAN_LIBRARY names a library that cannot be loaded" if named else "libgpuloan.so.0 is not found"
-        raise ImportError(f"gpuloan: {what}: {error}. Install gpuloan, or set GPULOAN_LIBRARY to the path of its library") from None
+        raise ImportError(f"gpuloan: {what}: {error}. Looked for: GPULOAN_LIBRARY, {beside}, and what the loader finds. Install gpuloan; "
+                          "in a prefix of its own the loader needs its folder in LD_LIBRARY_PATH, or ldconfig; or set GPULOAN_LIBRARY to "
+                          "the path of the library") from None
     try:
         library.gpuloan_version_text.restype = c_char_p
         have = library.gpuloan_version_text().decode()
@@ -635,36 +642,46 @@ _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)
 _exports: Dict[int, Tuple[Any, ...]] = {}  # what was exported and not yet deleted, by the address of its managed tensor
 
 
-# Both take the table and the functions as defaults: a consumer may call them when this module's names are gone already.
-def _dl_drop(managed: Any, exports: Dict[int, Tuple[Any, ...]] = _exports) -> None:
-    exports.pop(managed, None)
+# Deleters and destructors are called while an exception is under way, too, when nothing of Python may be: the library's only note what
+# was deleted, and call this when they can. It takes the table and the function as defaults: this module's names may be gone already.
+def _dl_take(_: Any = None, exports: Dict[int, Tuple[Any, ...]] = _exports, take: Any = _lib.gpuloan_dlpack_take) -> int:
+    address = take()
+    while address:
+        address = exports.pop(address)[0].manager_ctx
+    return 0
 
 
-def _dl_unused(capsule: Any, exports: Dict[int, Tuple[Any, ...]] = _exports, valid: Any = _capsule_valid,
-               pointer: Any = _capsule_pointer, names: Tuple[bytes, ...] = (_PLAIN, _VERSIONED)) -> None:
-    """The destructor of a capsule: nobody took it if it still has its name."""
-    for name in names:
-        if valid(capsule, name):
-            exports.pop(pointer(capsule, name), None)
+class _DLPython(_Sized):
+    _fields_ = [("size", c_size_t), ("holds_lock", c_void_p), ("exception", c_void_p), ("call_soon", c_void_p),
+                ("capsule_is_valid", c_void_p), ("capsule_pointer", c_void_p), ("take_all", c_void_p)]
 
 
-_dl_deleter = ctypes.CFUNCTYPE(None, c_void_p)(_dl_drop)  # both live for ever
-_dl_destructor = ctypes.CFUNCTYPE(None, c_void_p)(_dl_unused)
+def _address(function: Any) -> Any:
+    return ctypes.cast(function, c_void_p)
+
+
+_dl_take_all = ctypes.CFUNCTYPE(c_int, c_void_p)(_dl_take)
+_api = ctypes.pythonapi
+_check(_lib.gpuloan_dlpack_python_set(byref(_DLPython(
+    holds_lock=_address(_api.PyGILState_Check), exception=_address(_api.PyErr_Occurred), call_soon=_address(_api.Py_AddPendingCall),
+    capsule_is_valid=_address(_api.PyCapsule_IsValid), capsule_pointer=_address(_api.PyCapsule_GetPointer),
+    take_all=_address(_dl_take_all)))))
 
 
 def _dl_export(keep: Any, pointer: int, device: Tuple[int, int], kind: _Type, shape: Sequence[int], strides: Sequence[int],
                read_only: bool, versioned: bool) -> Any:
     """A capsule whose deleter drops `keep`."""
+    _dl_take()
     managed: Any = _DLManagedVersioned() if versioned else _DLManaged()
     extents, steps = (c_int64 * len(shape))(*shape), (c_int64 * len(shape))(*strides)
     managed.tensor = _DLTensor(pointer, device[0], device[1], len(shape), kind.code, kind.bits, 1,
                                ctypes.cast(extents, POINTER(c_int64)), ctypes.cast(steps, POINTER(c_int64)), 0)
-    managed.deleter = ctypes.cast(_dl_deleter, c_void_p)
+    managed.deleter = _address(_lib.gpuloan_dlpack_delete_versioned if versioned else _lib.gpuloan_dlpack_delete)
     if versioned:
         managed.major, managed.flags = 1, _DL_READ_ONLY if read_only else 0
     address = ctypes.addressof(managed)
     _exports[address] = (managed, extents, steps, keep)
-    return _capsule_new(address, _VERSIONED if versioned else _PLAIN, ctypes.cast(_dl_destructor, c_void_p))
+    return _capsule_new(address, _VERSIONED if versioned else _PLAIN, _address(_lib.gpuloan_dlpack_capsule_free))
 
 
 # ---- Tensors in ---------------------------------------------------------------------------------------------------
@@ -1115,6 +1132,7 @@ class _Context:
         """Calls a function that waits, as often as it takes, with `timeout` milliseconds between `arguments` and `last`."""
         deadline = _Deadline(timeout)
         while True:
+            _dl_take()  # the main thread, which would, may sleep
             status, text = self.status(function, *arguments, deadline.slice(), *last)
             if status == _TIMEOUT and not deadline.passed():
                 continue
@@ -1125,6 +1143,7 @@ class _Context:
             return
 
     def next_event(self, timeout_ms: int) -> Optional[_EventStruct]:
+        _dl_take()
         event = _EventStruct()
         status, text = self.status(_lib.gpuloan_context_next_event, self.handle, timeout_ms, byref(event))
         if status == _TIMEOUT:
@@ -1243,6 +1262,7 @@ def _at_exit() -> None:
             one.close()
     for context in list(_contexts):
         context.close()
+    _lib.gpuloan_dlpack_python_set(None)
 
 
 os.register_at_fork(after_in_child=_after_fork)

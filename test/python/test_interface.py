@@ -50,7 +50,8 @@ class Declarations(unittest.TestCase):
                  gpuloan._PeerInfo: "peer_info", gpuloan._RegionOptions: "region_options",
                  gpuloan._LendOptions: "lend_options", gpuloan._RequestInfo: "request_info",
                  gpuloan._RequestOptions: "request_options", gpuloan._View: "view", gpuloan._LoanReport: "loan_report",
-                 gpuloan._DeviceInfo: "device_info", gpuloan._DriverInfo: "driver_info"}
+                 gpuloan._DeviceInfo: "device_info", gpuloan._DriverInfo: "driver_info",
+                 gpuloan._DLPython: "dlpack_python"}
         self.assertEqual(set(gpuloan._Sized.__subclasses__()) - set(names), set())  # none is left out
         for declared, name in names.items():
             with self.subTest(name):

@@ -5,6 +5,7 @@ import itertools
 import json
 import struct
 import sys
+import threading
 import types
 import unittest
 from unittest import mock
@@ -226,6 +227,26 @@ class Out(Case):
         del capsules
         collect()
         self.assertEqual(len(gpuloan._exports), before)
+
+    def test_capsules_that_die_of_an_exception(self):
+        """The interpreter drops what an expression had, and what a consumer refused, with the exception set already."""
+        before = len(gpuloan._exports)
+        for version in (None, (1, 0)):
+            with self.assertRaises(ZeroDivisionError):
+                print(self.array.__dlpack__(max_version=version), 1 / 0)
+            with self.assertRaises(TypeError):
+                int(self.array.__dlpack__(max_version=version))
+            with self.assertRaises(AttributeError):
+                self.array.__dlpack__(max_version=version).misspelt
+        self.assertEqual(len(gpuloan._exports), before)
+
+    def test_many_deleted_at_once_by_another_thread(self):
+        before = len(gpuloan._exports)
+        consumers = [fakes.Consumer(self.array.__dlpack__()) for _ in range(1000)]
+        thread = threading.Thread(target=lambda: [consumer.release() for consumer in consumers])
+        thread.start()
+        thread.join()
+        eventually(lambda: len(gpuloan._exports) == before, "all are dropped")
 
     def test_copy_from(self):
         self.assertEqual(self.array.copy_from(struct.pack("<6H", *range(6))), 12)
