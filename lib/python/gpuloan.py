@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import enum
 import gc
+import math
 import operator
 import os
 import re
@@ -136,11 +137,9 @@ def _number(kind: Any, value: Any, what: str) -> int:
     """The number of an enum given by number or by name; UNSUPPORTED names are refused with those that exist."""
     if value is None:
         return 0
-    if isinstance(value, int):
-        return int(value)
     try:
-        return int(kind[str(value).upper()])
-    except KeyError:
+        return int(kind(value) if isinstance(value, int) else kind[str(value).upper()])
+    except (KeyError, ValueError):
         names = ", ".join(repr(str(one)) for one in kind)
         raise _invalid(f"{what} is {value!r}; it has to be one of {names}") from None
 
@@ -149,7 +148,8 @@ def _rung_mask(value: Any) -> int:
     if value is None:
         return 0
     mask = 0
-    for one in value.replace(",", " ").split() if isinstance(value, str) else (value,) if isinstance(value, int) else value:
+    single = isinstance(value, int) or not hasattr(value, "__iter__")
+    for one in value.replace(",", " ").split() if isinstance(value, str) else (value,) if single else value:
         mask |= _number(Rung, one, "rungs")
     if mask == 0:
         raise _invalid(f"rungs is {value!r}, which leaves nothing to lend over: name one or more of 'vmm', 'pool', 'ipc' and 'host', or "
@@ -176,6 +176,34 @@ def _extents(shape: Any, what: str = "shape") -> Tuple[int, ...]:
     if not hasattr(shape, "__iter__"):
         return (_whole(shape, what),)
     return tuple(_whole(extent, f"{what}[{index}] of {shape!r}") for index, extent in enumerate(shape))
+
+
+def _wire(text: Any, what: str) -> bytes:
+    """Text for the other side. What UTF-8 has no bytes for (a file name's, say) is escaped."""
+    if not isinstance(text, str):
+        raise _invalid(f"{what} is {text!r}, and has to be a str")
+    return text.encode(errors="backslashreplace")
+
+
+def _words(error: Any) -> str:
+    """An exception's own words, as far as it has any."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _seconds(timeout: Any) -> Optional[float]:
+    """A timeout; None: without a limit."""
+    if timeout is None:
+        return None
+    try:
+        seconds = math.fsum((timeout,))
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise _invalid(f"timeout is {timeout!r}, and has to be seconds, or None for no limit")
+    return None if seconds == math.inf else seconds
 
 
 def _policy(value: Any) -> int:
@@ -759,6 +787,7 @@ def _from_dlpack(tensor: Any, stream: int) -> _Source:
         raise _on_cpu(tensor, " (pinned)" if where[0] == _DL_CUDA_HOST else "")
     if where[0] not in (_DL_CUDA, _DL_CUDA_MANAGED):
         raise _invalid(f"the {type(tensor).__name__} is on DLPack's device type {where[0]}: only CUDA memory (2, 13) is lent")
+    stream = -1 if stream == STREAM_CPU else stream  # DLPack's word for "waits for nothing"
     try:
         capsule = tensor.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:
@@ -810,6 +839,15 @@ def _from_jax(tensor: Any, stream: int) -> _Source:
 
 def _source(tensor: Any, stream: int) -> _Source:
     """What `tensor` is. `stream` is where the work of the borrower will be ordered behind (for __dlpack__)."""
+    source = _described(tensor, stream)
+    if len(source.strides) != len(source.shape):
+        raise _invalid(f"the {type(tensor).__name__} says {len(source.strides)} strides {source.strides} for {len(source.shape)} "
+                       f"dimensions {source.shape}")
+    return source
+
+
+def _described(tensor: Any, stream: int) -> _Source:
+    """The same, as its protocols say it."""
     if isinstance(tensor, DeviceArray):
         return tensor._as_source()
     if _is_jax(tensor):
@@ -837,6 +875,9 @@ def _check_layout(source: _Source, access: int) -> None:
     """Negative strides are refused; for write also overlaps and holes, since the bytes of a hole may be somebody else's."""
     if any(step < 0 and extent > 1 for extent, step in zip(source.shape, source.strides)):
         raise _invalid(f"the tensor has a negative stride {source.strides}: lend a contiguous copy of it")
+    if source.covered > _BYTES_MAX:
+        raise _invalid(f"the tensor reaches over {source.covered} bytes (shape {source.shape}, strides {source.strides}): more than any "
+                       "memory")
     if access != Access.WRITE or source.nbytes == 0:
         return
     if source.read_only:
@@ -891,7 +932,10 @@ def _wanted(shape: Any, dtype: Any, user: bytes = b"") -> _Layout:
 def _user_bytes(user: Any) -> bytes:
     if isinstance(user, (str, int)):  # bytes() would refuse the one without saying how, and take the other for a length
         raise _invalid(f"user is {user!r}, and has to be bytes: user=str(...).encode()")
-    return bytes(user)
+    try:
+        return bytes(user)
+    except TypeError:
+        raise _invalid(f"user is {user!r}, and has to be bytes") from None
 
 
 def _unpack(data: bytes, total: int) -> _Layout:
@@ -923,7 +967,7 @@ def _stream_of(stream: Any, tensor: Any = None, device: Optional[int] = None) ->
     if stream is None:
         return _current_stream(tensor, device) or STREAM_LEGACY
     if isinstance(stream, int):
-        return stream or STREAM_LEGACY
+        return _whole(stream, "stream", 0, STREAM_CPU) or STREAM_LEGACY
     for name in ("cuda_stream", "ptr", "__cuda_stream__", "handle"):  # torch, CuPy, the protocol, numba
         value = getattr(stream, name, None)
         if value is not None:
@@ -936,11 +980,22 @@ def _stream_of(stream: Any, tensor: Any = None, device: Optional[int] = None) ->
 def _current_stream(tensor: Any, device: Optional[int]) -> int:
     owner = (type(tensor).__module__ or "").partition(".")[0]
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    named = _stream_of_interface(tensor)
+    if named:
+        return named
     if torch is not None and owner != "cupy" and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return int(torch.cuda.current_stream(tensor.device if owner == "torch" else device).cuda_stream)
-    if cupy is not None and (owner == "cupy" or (torch is None and hasattr(cupy, "cuda"))):
+    if cupy is not None and owner != "torch" and hasattr(cupy, "cuda"):
         return int(cupy.cuda.get_current_stream().ptr)
     return 0
+
+
+def _stream_of_interface(tensor: Any) -> int:
+    """The stream that an array says its work is in, by the version 3 of __cuda_array_interface__; 0: it says none."""
+    if hasattr(tensor, "data_ptr") or _is_jax(tensor):
+        return 0  # these have none, and raise for some types
+    interface = getattr(tensor, "__cuda_array_interface__", None)
+    return int(interface.get("stream") or 0) if isinstance(interface, Mapping) else 0
 
 
 _drivers: Dict[str, _Driver] = {}
@@ -1051,6 +1106,8 @@ class _Context:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)  # events were handled, or a call ended
         self._calls = 0
+        self._own = _Own()
+        self._closed_inside = False
 
     def forked(self) -> None:
         """In a forked child: locks may be held by threads that do not exist here."""
@@ -1067,15 +1124,29 @@ class _Context:
     def _enter(self) -> None:
         self.check_process()
         with self.lock:
-            if not self.alive:
-                raise _error(_STATE, "the connection's context was closed: its loans and arrays cannot be used any more")
+            self._own.calls += 1  # first: a signal handler may close() behind any of these lines
             self._calls += 1
+            if self.alive:
+                return
+            self._leave()
+        raise _error(_STATE, "the connection's context was closed: its loans and arrays cannot be used any more")
 
     def _leave(self) -> None:
         with self.lock:
+            self._own.calls -= 1
             self._calls -= 1
-            if not self.alive:
-                self.changed.notify_all()
+            if self.alive:
+                return
+            self.changed.notify_all()
+            last = self._closed_inside and self._calls == 0
+            self._closed_inside = self._closed_inside and not last
+        if last:
+            self._destroy()
+
+    def inside(self) -> bool:
+        """Whether this thread is in the middle of a call, or has a lock that other threads want: in a signal handler."""
+        owned = self.lock._is_owned() or self.events._is_owned()  # type: ignore[attr-defined]
+        return bool(self._own.calls or owned)
 
     def status(self, function: Any, *arguments: Any) -> Tuple[int, str]:
         """Calls the library: its status, and its sentence where that is an error."""
@@ -1179,19 +1250,27 @@ class _Context:
             self.drop(_lib.gpuloan_region_destroy, handle)
 
     def close(self) -> bool:
-        """Destroys the context, once no call is in it. True for the one call that does."""
+        """Destroys the context, once no call is in it. True for the one call that does. In a signal handler, which cannot wait for the
+        call that it interrupted, that call does it when it ends."""
+        own = self._own.calls
         with self.lock:
             if not self.alive or (self.abandoned and self._calls):
                 return False
             self.alive = False
             if self.pid != os.getpid():
                 return True  # the child's copy is nothing
+            if own:
+                self._closed_inside = True
+                return True
             while self._calls:  # none of them waits longer than a slice, or than the library needs
                 self.changed.wait()
+        self._destroy()
+        return True
+
+    def _destroy(self) -> None:
         _lib.gpuloan_context_destroy(self.handle)
         with self.lock:
             self.changed.notify_all()
-        return True
 
     def array_of(self, region: c_void_p, layout: _Layout, on_host: bool) -> DeviceArray:
         """The array that owns a region of the parent's."""
@@ -1209,14 +1288,18 @@ class _Context:
         return self._simulated
 
 
+class _Own(threading.local):
+    """Of each thread."""
+
+    calls = 0  # of the library that it is in
+
+
 class _Deadline:
     """A timeout in seconds, or None for none, cut into the library's slices."""
 
     def __init__(self, timeout: Optional[float]) -> None:
-        try:
-            self._end = None if timeout is None else time.monotonic() + timeout
-        except TypeError:
-            raise _invalid(f"timeout is {timeout!r}, and has to be seconds, or None for no limit") from None
+        seconds = _seconds(timeout)
+        self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float:
         """Seconds that are left, at most one slice."""
@@ -1240,7 +1323,8 @@ def _is_interrupt(kind: Any) -> bool:
 
 
 def _milliseconds(timeout: Optional[float]) -> int:
-    return 0xFFFFFFFF if timeout is None else min(int(max(timeout, 0) * 1000 + 0.999), 0xFFFFFFFF)
+    seconds = _seconds(timeout)
+    return 0xFFFFFFFF if seconds is None else min(int(max(seconds, 0) * 1000 + 0.999), 0xFFFFFFFF)
 
 
 def _after_fork() -> None:
@@ -1683,7 +1767,7 @@ class Loan(_LoanBase):
 
     def cancel(self, reason: str = "") -> None:
         """Ends a loan to a worker that is stuck. Its memory stays referenced until the worker lets go or is proven gone."""
-        self._context.call(_lib.gpuloan_loan_cancel, self._hold.handle, reason.encode())
+        self._context.call(_lib.gpuloan_loan_cancel, self._hold.handle, _wire(reason, "reason"))
 
     def __await__(self) -> Any:
         return self._ended().__await__()
@@ -1759,6 +1843,7 @@ class Peer:
 
     def info(self) -> Any:
         """The attributes of gpuloan_peer_info."""
+        self._check_open()
         info = _PeerInfo()
         self._context.call(_lib.gpuloan_peer_info_get, self._hold.handle, byref(info))
         names = ("vmm_canary", "ipc_canary", "pool_canary", "foreign_vmm_canary", "host_canary")
@@ -1897,6 +1982,7 @@ class Exporter:
         self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name="gpuloan", daemon=True)
         _closers.add(self)
+        self._thread_over = self._wake_left = False  # whether it has ended, and is to close its descriptors itself
         self._thread.start()
 
     def __enter__(self) -> Exporter:
@@ -1909,22 +1995,26 @@ class Exporter:
         """Ends all connections and frees the arena: arrays of results cannot be used any more. Workers that spawn() started have
         `timeout` seconds to end by themselves, then they are killed; a `with` block that Ctrl-C ends gives them a tenth of a second.
         Tensors that are still lent stay referenced until their workers are proven gone: close() waits a second at most for that, and
-        what is left then goes with a later use of this module. Closing twice is fine."""
+        what is left then goes with a later use of this module. Closing twice is fine, and so is closing in a signal handler: what it
+        interrupted raises."""
         if threading.current_thread() is self._thread:
             raise _error(_STATE, "the parent cannot be closed by its grant function")
         context = self._context
+        inside = context.inside()
         if context.pid == os.getpid() and context.alive:
             with context.changed:
                 self._stopping = True
                 context.changed.notify_all()
+                self._wake_left = inside and not self._thread_over
             os.write(self._wake[1], b"x")
-            self._thread.join()
+            if not inside:  # else it may want what this thread has
+                self._thread.join()
             for peer in list(self._peers.values()):
                 peer.close()  # which tells the worker that this is in order
         if not context.close():
             return
-        os.close(self._wake[0])
-        os.close(self._wake[1])
+        if not self._wake_left:
+            self._close_wake()
         if context.pid != os.getpid():
             return
         with context.lock:
@@ -1949,6 +2039,10 @@ class Exporter:
             while not lent.isdisjoint(_lingering) and time.monotonic() < end:
                 time.sleep(0.005)
                 _drop_released()
+
+    def _close_wake(self) -> None:
+        for descriptor in self._wake:
+            os.close(descriptor)
 
     def fileno(self) -> int:
         """A descriptor that is readable while an event waits to be taken."""
@@ -1992,8 +2086,10 @@ class Exporter:
         return self._attach(end, account, timeout, None)
 
     def _take_end(self, end: Any, account: str) -> None:
+        if not isinstance(end, int) and not hasattr(end, "fileno"):
+            raise _invalid(f"end is {end!r}, and has to be a socket or its descriptor")
         number = end if isinstance(end, int) else end.fileno()
-        self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, account.encode())
+        self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, _wire(account, "account"))
         if not isinstance(end, int):
             end.detach()
 
@@ -2034,7 +2130,7 @@ class Exporter:
     def invite(self, account: str = "") -> str:
         """A key for one start of a worker, 64 hexadecimal digits. Pass it by a descriptor or a private file, never in argv."""
         key, text = _Key(), (c_char * 65)()
-        self._context.call(_lib.gpuloan_context_invite, self._context.handle, account.encode(), byref(key))
+        self._context.call(_lib.gpuloan_context_invite, self._context.handle, _wire(account, "account"), byref(key))
         _lib.gpuloan_key_format(byref(key), text)
         return text.value.decode()
 
@@ -2091,6 +2187,15 @@ class Exporter:
     # Events: taken by the thread, or by an asyncio loop while something is awaited there.
 
     def _run(self) -> None:
+        try:
+            self._take_events()
+        finally:
+            with self._context.lock:
+                self._thread_over = True
+                if self._wake_left:
+                    self._close_wake()
+
+    def _take_events(self) -> None:
         context = self._context
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
@@ -2290,17 +2395,19 @@ class Exporter:
                 decided = True
                 decision = self.grant(Request(peer, layout.shape, layout.kind.name, info.bytes, user, bool(info.onward)))
             if isinstance(decision, Deny):
-                context.call(_lib.gpuloan_request_deny, request, decision.reason.encode())
+                context.call(_lib.gpuloan_request_deny, request, _wire(decision.reason, "the reason of Deny"))
             elif decision is None:
                 decided = False
                 self._grant_region(peer, request, layout)
             else:
                 self._grant_tensor(peer, request, layout, decision)
-        except Exception as error:  # told to the worker, which asked; next_result raises what the grant function did wrong
-            context.status(_lib.gpuloan_request_deny, request, (str(error) or type(error).__name__).encode())
+        except BaseException as error:  # told to the worker, which asked; next_result raises what the grant function did wrong
+            context.status(_lib.gpuloan_request_deny, request, _wire(_words(error) or type(error).__name__, "the reason"))
             if decided:
                 with context.lock:
                     self._results.append((peer, _about(error, peer, user)))
+            elif not isinstance(error, Exception):
+                raise
 
     def _grant_region(self, peer: Peer, request: int, layout: _Layout) -> None:
         context = self._context
@@ -2405,9 +2512,7 @@ class Borrowed(_LoanBase):
     def done(self, stream: Any = None) -> None:
         """Gives it back behind the work now in `stream` (None: the framework's current one, else the legacy default stream); the
         memory must not be used any more. Does not wait. An error when it was not acquired, or is done already."""
-        self._context.check_process()
-        if self._over_by and self._hold.turn == 0:
-            raise _error(_STATE, f"{self._over_by}() was said of this loan already")
+        self._check_not_over()
         order = _stream_of(stream, None, self._context.device)
         if stream is None and order == STREAM_LEGACY and self._array is not None and self._array._on_host and not self._array._pointer:
             order = STREAM_CPU or 0
@@ -2415,9 +2520,15 @@ class Borrowed(_LoanBase):
         self._over_by = "done"
         self._over()
 
+    def _check_not_over(self) -> None:
+        self._context.check_process()
+        if self._over_by and self._hold.turn == 0:
+            raise _error(_STATE, f"{self._over_by}() was said of this loan already")
+
     def fail(self, reason: str = "") -> None:
-        """Gives it back and tells the parent that the work failed, and why."""
-        self._context.call(_lib.gpuloan_loan_fail, self._hold.handle, reason.encode())
+        """Gives it back and tells the parent that the work failed, and why. An error when done() or fail() was said already."""
+        self._check_not_over()
+        self._context.call(_lib.gpuloan_loan_fail, self._hold.handle, _wire(reason, "reason"))
         self._over_by = self._over_by or "fail"
         self._over()
 
@@ -2436,7 +2547,7 @@ class Borrowed(_LoanBase):
             self.done()
         else:
             with contextlib.suppress(Error):  # the block's own exception matters more
-                self.fail(f"{kind.__name__}: {error}"[:_TEXT_MAX - 1])
+                self.fail(f"{kind.__name__}: {_words(error)}"[:_TEXT_MAX - 1])
 
 
 class Result(Borrowed):
@@ -2574,9 +2685,9 @@ def worker(timeout: Optional[float] = 30.0, device: Optional[int] = None, driver
     host memory only. driver: as for Exporter. options: rungs, gate, gpu_wait_limit, canary_timeout_ms ... as in gpuloan_context_options.
     """
     text = os.environ.pop("GPULOAN_FD", None)  # so that this process' own children do not take it for theirs
-    if text is None or not text.isdigit():
-        raise _error(_CONNECT, f"GPULOAN_FD is {text!r}: this process was not started by spawn() of a gpuloan parent; use "
-                               "gpuloan.connect(path, key)")
+    if text is None or not (text.isascii() and text.isdigit()):
+        raise _error(_CONNECT, f"GPULOAN_FD is {'not set' if text is None else repr(text)}: this process was not started by spawn() of "
+                               "a gpuloan parent; use gpuloan.connect(path, key)")
     number = int(text)
     try:
         os.set_inheritable(number, False)
@@ -2590,5 +2701,5 @@ def connect(path: str, key: str, timeout: Optional[float] = 30.0, device: Option
             **options: Any) -> Worker:
     """Connects to a parent that listens at `path`, with a key of its invite(). The other arguments are those of worker()."""
     parsed = _Key()
-    _check(_lib.gpuloan_key_parse(key.encode(), byref(parsed)))
+    _check(_lib.gpuloan_key_parse(_wire(key, "key"), byref(parsed)))
     return Worker(timeout, device, driver, options)._connect(_lib.gpuloan_context_connect, os.fsencode(path), byref(parsed))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 from support import Case, PATIENCE, collect, descriptors, eventually, main, python, worker
 import fakes
@@ -197,6 +198,18 @@ class Requests(Case):
         self.spawn("denied", stderr=subprocess.DEVNULL)
         with self.assertRaises(ZeroDivisionError):
             self.parent.next_result(PATIENCE)
+
+    def test_grant_function_that_raises_what_is_odd(self):
+        """Words that UTF-8 cannot say, the end of the program, no words: both sides are told, and the next worker is answered as ever."""
+        mute = type("Mute", (Exception,), {"__str__": None})()
+        for error in (ValueError("no model named " + os.fsdecode(b"caf\xe9.bin")), SystemExit(3), mute):
+            self.parent.grant = mock.Mock(side_effect=error)
+            self.spawn("many", "1", stderr=subprocess.DEVNULL)
+            with self.assertRaises(type(error)):
+                self.parent.next_result(PATIENCE)
+        self.parent.grant = None
+        self.spawn("many", "1")
+        self.parent.next_result(PATIENCE)
 
     def test_host_memory_for_the_worker(self):
         self.spawn("on_host")

@@ -13,7 +13,7 @@ import types
 import unittest
 from unittest import mock
 
-from support import Case, HERE, MODULE, PATIENCE, eventually, main
+from support import Case, HERE, MODULE, PATIENCE, eventually, main, python
 import fakes
 import gpuloan
 
@@ -154,7 +154,49 @@ class Deaths(Case):
         self.assertNotIn("process", str(caught.error))
 
 
+class Failed(Case):
+    def test_words_that_utf8_cannot_say(self):
+        """A file name's, say: the block's own exception goes on, and the parent is told."""
+        ours, theirs = pair(self.parent)
+        with theirs:
+            with self.assertRaisesRegex(ValueError, "caf"):
+                with theirs.request(4, "uint8", timeout=PATIENCE):
+                    raise ValueError("cannot open " + os.fsdecode(b"caf\xe9"))
+            with self.refused(gpuloan.LoanError, "ValueError: cannot open caf\\udce9"):
+                self.parent.next_result(PATIENCE)
+
+    def test_twice(self):
+        ours, theirs = pair(self.parent)
+        with theirs:
+            for first in ("done", "fail"):
+                out = theirs.request(4, "uint8", timeout=PATIENCE)
+                out.tensor
+                getattr(out, first)()
+                for second in (out.done, out.fail):
+                    with self.refused(gpuloan.CallError, f"{first}() was said of this loan already"):
+                        second()
+
+
 class Numbers(Case):
+    def test_times_and_texts(self):
+        for timeout in (float("nan"), 10**400, "5"):
+            with self.assertRaisesRegex(gpuloan.CallError, "timeout is .* seconds"):
+                self.parent.next_result(timeout)
+            with self.assertRaisesRegex(gpuloan.CallError, "timeout is .* seconds"):
+                gpuloan.connect("/nowhere", "0" * 64, timeout=timeout)
+        with self.assertRaises(gpuloan.PeerError):
+            gpuloan.connect("/nowhere", "0" * 64, timeout=float("inf"))
+        peer = self.spawn("hold")
+        tensor = fakes.Torch("uint8", (3,), b"abc")
+        for words, call in (("key is 7", lambda: gpuloan.connect("/nowhere", 7)), ("account is None", lambda: self.parent.invite(None)),
+                            ("end is 'x'", lambda: self.parent.attach("x")), ("rungs is 3.5", lambda: peer.lend(tensor, rungs=3.5)),
+                            ("user is None", lambda: peer.lend(tensor, user=None)), ("reason is 5", lambda: peer.lend(tensor).cancel(5))):
+            with self.assertRaisesRegex(gpuloan.CallError, words):
+                call()
+        peer.close()
+        with self.refused(gpuloan.CallError, "closed by close()"):
+            peer.info()
+
     def test_shapes(self):
         ours, theirs = pair(self.parent)
         with theirs:
@@ -301,6 +343,33 @@ class Interrupted(unittest.TestCase):
 def inheriting(number):
     real = subprocess.Popen
     return lambda *arguments, **options: real(*arguments, pass_fds=(number,), **options)
+
+
+class ClosedInASignalHandler(unittest.TestCase):
+    """As of SIGTERM: it cannot wait for the call that it interrupted."""
+
+    def run_program(self, code):
+        result = python("import gpuloan, os, signal, threading, fakes\nfrom support import worker\n" + code)
+        self.assertEqual((result.stdout, result.returncode), ("closed\nCallError\n", 0), result.stderr)
+
+    def test_parent(self):
+        self.run_program("parent = gpuloan.Exporter()\n"
+                         "loan = parent.spawn(worker('hold')).lend(fakes.Torch('uint8', (4,), b'abcd'))\n"
+                         "signal.signal(signal.SIGTERM, lambda *_: (parent.close(), print('closed')))\n"
+                         "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+                         "try: loan.wait(60)\n"
+                         "except gpuloan.Error as error: print(type(error).__name__)\n")
+
+    def test_worker(self):
+        """While it has the lock of its events, too."""
+        self.run_program("from test_misuse import pair\n"
+                         "with gpuloan.Exporter() as parent:\n"
+                         " peer = pair(parent)[1]\n"
+                         " signal.signal(signal.SIGTERM, lambda *_: (peer.close(), print('closed')))\n"
+                         " threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+                         " try:\n"
+                         "  for loan in peer: pass\n"
+                         " except gpuloan.Error as error: print(type(error).__name__)\n")
 
 
 if __name__ == "__main__":

@@ -157,6 +157,9 @@ class Refusals(Case):
             (("is_conj", "resolve_conj()"), odd, "read"),
             (("4 bits", "as uint8"), packed, "read"),
             (("no tensor", "__dlpack__"), [1, 2], "read"),
+            (("2 strides (2, 1)", "1 dimensions"), fakes.Torch("uint8", (2,), bytes(8), (2, 1)), "read"),
+            (("more than any memory",), fakes.Torch("uint8", (3,), bytes(8), (1 << 62,)), "read"),
+            (("access is 4294967298",), fakes.Torch("uint8", (2,), b"ab"), (1 << 32) + 2),
             (("access", "'read'"), fakes.Torch("uint8", (2,), b"ab"), "readwrite"),
         ):
             with self.subTest(words=words), self.refused(gpuloan.CallError, *words):
@@ -440,6 +443,19 @@ class Streams(unittest.TestCase):
                               (types.SimpleNamespace(__cuda_stream__=(0, 12)), 12),
                               (types.SimpleNamespace(handle=ctypes.c_void_p(13)), 13)):
             self.assertEqual(gpuloan._stream_of(stream), value)
+        for stream in (-1, 1 << 64):
+            with self.assertRaisesRegex(ValueError, "stream is"):
+                gpuloan._stream_of(stream)
+
+    def test_of_no_stream(self):
+        """A producer is told so in DLPack's word."""
+        asked = []
+        tensor = fakes.Dlpack("uint8", (2,), b"ab")
+        tensor.__class__ = type("Asked", (fakes.Dlpack,), {
+            "__dlpack__": lambda self, stream=None, **options: (asked.append(stream), fakes.Dlpack.__dlpack__(self, stream, **options))[1]})
+        for stream in (gpuloan.STREAM_CPU, 7):
+            gpuloan._source(tensor, stream)
+        self.assertEqual(asked, [-1, 7])
 
     def test_current(self):
         asked = []
@@ -453,7 +469,11 @@ class Streams(unittest.TestCase):
             self.assertEqual([gpuloan._stream_of(None, x, 5) for x in (of_torch, of_cupy, object())], [21, 22, 21])
             self.assertEqual(asked, ["cuda:3", 5])
             torch.cuda.is_initialized = lambda: False
-            self.assertEqual(gpuloan._stream_of(None, object()), gpuloan.STREAM_LEGACY)
+            self.assertEqual(gpuloan._stream_of(None, object()), 22)
+            named = types.SimpleNamespace(__cuda_array_interface__={"stream": 23})  # numba's arrays say theirs
+            self.assertEqual(gpuloan._stream_of(None, named), 23)
+            named.__cuda_array_interface__["stream"] = None
+            self.assertEqual(gpuloan._stream_of(None, named), 22)
         with mock.patch.dict(sys.modules, cupy=cupy):
             self.assertEqual(gpuloan._stream_of(None, object()), 22)
         self.assertEqual(gpuloan._stream_of(None, object()), gpuloan.STREAM_LEGACY)
