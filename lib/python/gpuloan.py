@@ -1811,6 +1811,7 @@ class Peer:
         self.process: Optional[subprocess.Popen[Any]] = None
         self._lost: Optional[str] = None
         self._waited = False  # for the process' end
+        self._wait_until = 0.0
 
     @property
     def lost(self) -> Optional[str]:
@@ -1835,9 +1836,8 @@ class Peer:
         """The same wait for those on an asyncio loop."""
         import asyncio
 
-        for _ in range(20):
-            if self.process is None or self._waited or self.process.poll() is not None:
-                break
+        self._wait_until = self._wait_until or time.monotonic() + 0.2  # of the first who waits: others may be cancelled and come again
+        while self.process is not None and not self._waited and self.process.poll() is None and time.monotonic() < self._wait_until:
             await asyncio.sleep(0.01)
         self._waited = True
 
@@ -1930,11 +1930,15 @@ class Peer:
 
 
 class _Attach:
-    """An end of a socketpair whose worker has not shaken hands yet."""
+    """An end of a socketpair of which the library will say one thing: that its worker shook hands, or that it was refused."""
 
     def __init__(self, account: str, process: Optional[subprocess.Popen[Any]]) -> None:
         self.account, self.process = account, process
         self.answer: Union[Peer, Error, None] = None
+        self.waits = True  # somebody, for the answer; else next_peer() gives it
+
+    def ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
 
 def _descends(pid: int, ancestor: int) -> bool:
@@ -1970,6 +1974,7 @@ class Exporter:
         self._ended: Set[int] = set()  # of _lingering, what was lent here
         self._early: Dict[int, List[Tuple[int, int, str]]] = {}  # events of loans that lend() has not registered yet
         self._attaches: List[_Attach] = []
+        self._refusals: Deque[Error] = collections.deque()  # of attaches, not known yet of which
         self._listens = False
         self._new_peers: Deque[Union[Peer, Error]] = collections.deque()
         self._results: Deque[Tuple[Optional[Peer], Union[DeviceArray, BaseException]]] = collections.deque()
@@ -2069,7 +2074,7 @@ class Exporter:
             process = subprocess.Popen(args, env=environment, pass_fds=passed, **popen)
             theirs.close()
             try:
-                peer = self._attach(ours, account, timeout, process)
+                peer = self._attach(ours, _Attach(account, process), timeout)
             except BaseException:
                 process.kill()
                 with process:  # closes its pipes, and waits
@@ -2080,36 +2085,41 @@ class Exporter:
     def attach(self, end: Any, account: str = "", timeout: Optional[float] = 30.0) -> Optional[Peer]:
         """Takes its end of a SOCK_SEQPACKET socketpair (a descriptor or a socket, which are the parent's from then on), whose other end a
         worker inherits, and waits for the handshake. With a timeout of 0 it does not wait: next_peer() gives the peer."""
+        attach = _Attach(account, None)
         if timeout == 0:
-            self._take_end(end, account)
+            attach.waits = False
+            self._take_end(end, attach)
             return None
-        return self._attach(end, account, timeout, None)
+        return self._attach(end, attach, timeout)
 
-    def _take_end(self, end: Any, account: str) -> None:
+    def _take_end(self, end: Any, attach: _Attach) -> None:
         if not isinstance(end, int) and not hasattr(end, "fileno"):
             raise _invalid(f"end is {end!r}, and has to be a socket or its descriptor")
         number = end if isinstance(end, int) else end.fileno()
-        self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, _wire(account, "account"))
+        with self._context.lock:
+            self._attaches.append(attach)
+        try:
+            self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, _wire(attach.account, "account"))
+        except BaseException:
+            with self._context.lock:
+                self._attaches.remove(attach)
+            raise
         if not isinstance(end, int):
             end.detach()
 
-    def _attach(self, end: Any, account: str, timeout: Optional[float], process: Optional[subprocess.Popen[Any]]) -> Peer:
-        attach = _Attach(account, process)
-        with self._context.lock:
-            self._attaches.append(attach)
+    def _attach(self, end: Any, attach: _Attach, timeout: Optional[float]) -> Peer:
+        process = attach.process
 
         def answer() -> Union[Peer, Error, None]:
-            if attach.answer is None and process is not None and process.poll() is not None:
+            if attach.answer is None and attach.ended():
                 return _error(_PEER_LOST, "no handshake came")
             return attach.answer
 
         try:
-            self._take_end(end, account)
+            self._take_end(end, attach)
             found = self._wait(answer, timeout, "the worker's handshake: it has to call gpuloan.worker()")
         finally:
-            with self._context.lock:
-                if attach in self._attaches:
-                    self._attaches.remove(attach)
+            attach.waits = False
         if isinstance(found, Error):
             if process is not None:  # its end may be seen a little later than that of its socket
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -2124,8 +2134,8 @@ class Exporter:
 
     def listen(self, path: str) -> None:
         """Listens at a socket path (mode 0600) for workers that come with a key of invite(): gpuloan.connect(path, key)."""
-        self._listens = True
         self._context.call(_lib.gpuloan_context_listen, self._context.handle, os.fsencode(path))
+        self._listens = True
 
     def invite(self, account: str = "") -> str:
         """A key for one start of a worker, 64 hexadecimal digits. Pass it by a descriptor or a private file, never in argv."""
@@ -2156,22 +2166,27 @@ class Exporter:
 
     async def result(self, peer: Optional[Peer] = None) -> DeviceArray:
         """As next_result(), on the running asyncio loop."""
-        found = await self._until(lambda: self._find_result(peer))
-        if isinstance(found, PeerError) and found.peer is not None:
-            await found.peer._ended()
-        return self._give(found)
+        while True:
+            found = await self._until(lambda: self._find_result(peer, take=False))
+            if isinstance(found, PeerError) and found.peer is not None:
+                await found.peer._ended()  # so long it is not taken: who is cancelled here leaves it to the next one
+            with self._context.lock:
+                found = self._find_result(peer)
+            if found is not None:
+                return self._give(found)
 
-    def _find_result(self, peer: Optional[Peer]) -> Any:
+    def _find_result(self, peer: Optional[Peer], take: bool = True) -> Any:
         for index, (owner, value) in enumerate(self._results):
             if peer is None or owner is peer:
-                del self._results[index]
+                if take:
+                    del self._results[index]
                 return value
         pending = any(isinstance(one, _Grant) and peer in (None, one.peer) for one in self._loans.values())
         if pending or not self._context.alive:
             return None
         if peer is not None and peer._lost is not None:
             return _about(_error(_PEER_LOST, f"no result will come: {peer._lost}"), peer, b"")
-        if peer is None and not self._peers and not self._attaches and not self._listens:
+        if peer is None and not self._peers and not self._listens and not any(one.waits for one in self._attaches):
             return _error(_PEER_LOST, "no result will come: there is no worker (spawn() or attach() one)")
         return None
 
@@ -2202,11 +2217,14 @@ class Exporter:
         poll.register(self._wake[0], select.POLLIN)
         while True:
             with context.changed:
-                while self._reader is not None and not self._stopping:
-                    context.changed.wait()
+                while self._reads() and not self._stopping:
+                    context.changed.wait(_SLICE_MS / 1000)
                 if self._stopping:
                     return
-            poll.poll(50 if _lingering or context.has_busy() else None)
+                sleeps = None if self._reader is None else _SLICE_MS
+            poll.poll(50 if _lingering or context.has_busy() else sleeps)
+            if self._reads():
+                continue
             try:
                 self._drain()
                 self._tidy()
@@ -2234,6 +2252,12 @@ class Exporter:
             if handled:
                 self._notify()
 
+    def _reads(self) -> bool:
+        """Whether an asyncio loop takes the events. One that was stopped or closed with something awaited there does not, and says so to
+        nobody: the thread looks now and then."""
+        loop = self._reader
+        return loop is not None and bool(loop.is_running())
+
     def _notify(self) -> None:
         with self._context.changed:
             self._context.changed.notify_all()
@@ -2259,7 +2283,9 @@ class Exporter:
                 if self._reader is None and threading.current_thread() is not self._thread:
                     context.changed.wait(deadline.left())
                     continue
-            select.select([self._fd], [], [], deadline.left())
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.poll(deadline.left() * 1000)
             self._drain()
 
     def _catch_up(self, loan: Loan) -> None:
@@ -2298,9 +2324,10 @@ class Exporter:
                 if not self._loops[loop]:
                     del self._loops[loop]
                     if self._reader is loop:
-                        loop.remove_reader(self._fd)
                         self._reader = None  # the thread goes on
                         context.changed.notify_all()
+                        with contextlib.suppress(RuntimeError):  # closed, with this awaited
+                            loop.remove_reader(self._fd)
 
     def _handle(self, event: _EventStruct) -> None:
         text = _text(event.text)
@@ -2311,13 +2338,7 @@ class Exporter:
             if peer is not None:
                 self._lose(peer, text or "the worker is gone")
         elif event.type == _Event.PEER_REFUSED:
-            error = _error(event.status, text)
-            with self._context.lock:
-                attach = self._attaches.pop(0) if self._attaches and not self._listens else None
-                if attach is None:
-                    self._new_peers.append(error)
-                else:
-                    attach.answer = error
+            self._refuse(_error(event.status, text))
         elif event.type == _Event.REQUEST:
             self._answer(event.peer, event.request)
         elif event.type in (_Event.LOAN_DONE, _Event.LOAN_ENDED):
@@ -2335,13 +2356,40 @@ class Exporter:
             mine = [one for one in self._attaches if one.account == info.account]
             exact = [one for one in mine if one.process is not None and _descends(info.pid, one.process.pid)]
             others = [one for one in mine if one.process is None or info.pid == 0 or not self._listens]
-            if exact or others:
-                attach = (exact or others)[0]
+            attach = next(iter(sorted(exact or others, key=lambda one: not one.waits)), None)
+            if attach is not None:
                 self._attaches.remove(attach)
                 peer.process = attach.process
                 attach.answer = peer
-            else:
+            if attach is None or not attach.waits:
                 self._new_peers.append(peer)
+            if not self._listens:
+                self._told_off_all()
+
+    def _refuse(self, error: Error) -> None:
+        """The library does not say who was refused. Of several it is one whose process has ended; among others it is known once all that
+        are left were refused."""
+        with self._context.lock:
+            self._refusals.append(error)
+            ended = [one for one in self._attaches if one.ended()]
+            if ended:
+                self._told_off(ended[0])
+            elif self._listens:
+                self._new_peers.append(self._refusals.popleft())
+            self._told_off_all()
+
+    def _told_off_all(self) -> None:
+        while self._refusals and len(self._refusals) >= len(self._attaches):
+            if self._attaches:
+                self._told_off(self._attaches[0])
+            else:
+                self._new_peers.append(self._refusals.popleft())
+
+    def _told_off(self, attach: _Attach) -> None:
+        self._attaches.remove(attach)
+        attach.answer = self._refusals.popleft()
+        if not attach.waits and attach.process is None:
+            self._new_peers.append(attach.answer)
 
     def _lose(self, peer: Peer, reason: str) -> None:
         with self._context.lock:
@@ -2612,11 +2660,15 @@ class Worker:
         yield from iter(self.next_loan, None)  # a loop with a variable would keep each loan until the next one comes
 
     def _drain(self) -> None:
+        """What there is, unless another thread takes the events just now."""
         while self._take(0):
             pass
 
     def _take(self, timeout_ms: int) -> bool:
-        with self._context.events:
+        """One event, of this thread or of another that takes them meanwhile; False: none came."""
+        if not self._context.events.acquire(timeout=timeout_ms / 1000):
+            return False
+        try:
             event = self._context.next_event(timeout_ms)
             if event is None:
                 return False
@@ -2626,6 +2678,8 @@ class Worker:
                 text = _text(event.text)
                 self._lost = (0 if text.startswith(_IN_ORDER) else event.status, text)
             return True
+        finally:
+            self._context.events.release()
 
     def next_loan(self, timeout: Optional[float] = None) -> Optional[Borrowed]:
         """The next loan; None when the parent closed the connection in order. Raises PeerError when it was lost, and Timeout."""

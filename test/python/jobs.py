@@ -157,6 +157,14 @@ def fails_with_its_request(peer):
             raise ValueError("no such layer")
 
 
+def loses_its_connection(peer):
+    """With a result under way; the process goes on."""
+    kept.append(peer.request(4, "uint8", user=b"job 1"))
+    peer._context.close()
+    signal.alarm(60)
+    signal.pause()
+
+
 def deaf(peer):
     """Neither hears Ctrl-C nor sees that the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

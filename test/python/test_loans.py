@@ -6,11 +6,13 @@ import gc
 import os
 import pathlib
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from unittest import mock
 
@@ -270,6 +272,56 @@ class WithoutDevice(Case):
 
 
 class Connections(Case):
+    def test_spawns_at_once(self):
+        """What happens to one is not told of another."""
+        with tempfile.TemporaryDirectory() as folder:
+            go = os.path.join(folder, "go")
+            head = f"import os, sys, time; sys.path.insert(0, {str(pathlib.Path(gpuloan.__file__).parent)!r})\nimport gpuloan\n"
+            late = head + f"while not os.path.exists({go!r}): time.sleep(0.01)\nwith gpuloan.worker() as peer: peer.next_loan()"
+            found = []
+
+            def spawn():
+                try:
+                    found.append(self.parent.spawn([sys.executable, "-c", late], timeout=PATIENCE))
+                except gpuloan.Error as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=spawn)
+            thread.start()
+            eventually(lambda: self.parent._attaches, "the first is on its way")
+            for _ in range(3):
+                with self.refused(gpuloan.PeerError, "exit code 3"):
+                    self.parent.spawn([sys.executable, "-c", "raise SystemExit(3)"], timeout=PATIENCE)
+            pathlib.Path(go).touch()
+            thread.join(PATIENCE)
+            self.assertIsInstance(found[0], gpuloan.Peer)
+            eventually(lambda: not self.parent._attaches and not self.parent._refusals, "all is told")
+
+    def test_listen_that_fails(self):
+        with self.refused(gpuloan.Error, "ENOENT"):
+            self.parent.listen("/nowhere/socket")
+        with self.refused(gpuloan.PeerError, "there is no worker"):
+            self.parent.next_result(PATIENCE)
+
+    def test_many_descriptors(self):
+        """More than select() can take; a loop is the reader."""
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
+            self.skipTest("this process may not have so many")
+        result = python("import asyncio, gpuloan, os, resource, threading, time\nfrom support import worker\n"
+                        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+                        "files = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n"
+                        "with gpuloan.Exporter() as parent:\n"
+                        " peer, idle = parent.spawn(worker('mirror')), parent.spawn(worker('mirror'))\n"
+                        " loop = asyncio.new_event_loop()\n"
+                        " task = loop.create_task(parent.result(idle))\n"
+                        " thread = threading.Thread(target=loop.run_forever); thread.start()\n"
+                        " while parent._reader is None: time.sleep(0.001)\n"
+                        " peer.lend(peer.empty(4, 'uint8'))\n"
+                        " print(parent.next_result(60, peer).nbytes)\n"
+                        " loop.call_soon_threadsafe(task.cancel)\n"
+                        " loop.call_soon_threadsafe(loop.stop); thread.join(); loop.close()\n")
+        self.assertEqual((result.stdout, result.returncode), ("4\n", 0), result.stderr)
+
     def test_path_and_key(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "socket")
@@ -375,10 +427,47 @@ class Asyncio(Case):
         self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), b"\xff")
         self.assertEqual((self.parent._futures, self.parent._loops), ([], {}))
 
+    def test_loop_that_stopped_with_something_awaited(self):
+        """The thread takes events again: the worker's request is granted while the parent waits."""
+        peer = self.spawn("mirror")
+        for close in (False, True):
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(self.parent.result(peer))
+            loop.run_until_complete(asyncio.sleep(0.05))
+            if close:
+                task._log_destroy_pending = False
+                loop.close()
+            for _ in range(2):
+                peer.lend(fakes.Torch("uint8", (1,), b"x")).wait(PATIENCE)
+                self.parent.next_result(PATIENCE)
+            if not close:
+                with contextlib.suppress(asyncio.CancelledError):
+                    task.cancel()
+                    loop.run_until_complete(task)
+                loop.close()
+
+    def test_failure_is_told_whoever_is_cancelled(self):
+        self.spawn("hold")  # which could still bring a result
+        peer = self.spawn("loses_its_connection")
+        told = []
+
+        async def main():
+            while not told:
+                try:
+                    await asyncio.wait_for(self.parent.result(), 0.02)
+                except asyncio.TimeoutError:
+                    pass
+                except gpuloan.PeerError as error:
+                    told.append(error.user)
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(self.parent.result(), 0.05)
+
+        asyncio.run(asyncio.wait_for(main(), PATIENCE))
+        self.assertEqual(told, [b"job 1"])
+        peer.process.kill()
+
     def test_the_loop_takes_the_events(self):
         """While something is awaited, events come through the context's descriptor on the loop's own thread."""
-        import threading
-
         threads = []
         self.parent.grant = lambda request: threads.append(threading.current_thread())
         peer = self.spawn("many", "200")

@@ -165,6 +165,34 @@ class Failed(Case):
             with self.refused(gpuloan.LoanError, "ValueError: cannot open caf\\udce9"):
                 self.parent.next_result(PATIENCE)
 
+    def test_done_beside_a_thread_that_waits_for_loans(self):
+        """It does not wait for that thread, which has the lock of the events meanwhile."""
+        ours, theirs = pair(self.parent)
+        with theirs:
+            results = [theirs.request(4, "uint8", timeout=PATIENCE) for _ in range(2)]
+            for out in results:
+                out.tensor
+            held, over = threading.Event(), threading.Event()
+
+            def hold():
+                with theirs._context.events:
+                    held.set()
+                    over.wait(PATIENCE)
+
+            thread = threading.Thread(target=hold)
+            thread.start()
+            held.wait(PATIENCE)
+            results[0].done()
+            self.parent.next_result(PATIENCE)
+            results[1].fail("so")
+            with self.assertRaises(gpuloan.Timeout):
+                theirs.next_loan(0)
+            self.assertTrue(thread.is_alive())
+            over.set()
+            thread.join(PATIENCE)
+            with self.refused(gpuloan.LoanError, "so"):
+                self.parent.next_result(PATIENCE)
+
     def test_twice(self):
         ours, theirs = pair(self.parent)
         with theirs:
