@@ -221,7 +221,12 @@ def simulated():
 def look_at_worker(python, name):
     """(framework, why it cannot be used) of the worker's. Where it does not even start, the battery tells."""
     command = [python, os.path.abspath(__file__), "--look", name, os.path.abspath(gpuloan.__file__)]
-    found = subprocess.run(command, capture_output=True, text=True, env=Battery.environment())
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, env=Battery.environment())
+    except OSError as error:
+        sys.exit(f"Bail out! The worker's interpreter cannot be started: {error}")
+    if found.returncode != 0 and name in FRAMEWORKS:
+        sys.exit(f"Bail out! {python} cannot import {name}: {(found.stderr.splitlines() or ['it says nothing'])[-1]}")
     words = (found.stdout.splitlines() or [""])[-1].split("\t")
     if found.returncode != 0 or len(words) != 3 or words[0] == "none":
         return "", ""
@@ -314,6 +319,8 @@ def main(arguments):
     except gpuloan.Error as error:
         sys.exit(f"Bail out! {error}")
     python, name = arguments[0], arguments[1] if len(arguments) > 1 else "any"
+    if name not in FRAMEWORKS + ("none", "any") or len(arguments) > 2:
+        sys.exit(f"Bail out! {' '.join(arguments[1:])} is no framework: one of {', '.join(FRAMEWORKS)} and none can be named")
     unused = [(side, what, why) for side, (what, why) in (("parent", parents), ("worker", look_at_worker(python, name))) if why]
     if any(not simulated() or (side == "worker" and name != "any") for side, _, _ in unused):
         reasons = "; ".join(f"the {side}'s {what}: {why}" for side, what, why in unused)

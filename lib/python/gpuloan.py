@@ -40,6 +40,13 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_
 from ctypes import c_ubyte, c_void_p
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+__all__ = [
+    "Exporter", "Peer", "Loan", "DeviceArray", "Request", "Deny", "worker", "connect", "Worker", "Borrowed", "Result", "Report",
+    "Error", "CallError", "Timeout", "LoanError", "PeerError", "DeviceError", "ProcessError",
+    "Access", "Memory", "Rung", "Gate", "Engine", "Policy", "Canary", "MemoryState", "STREAM_LEGACY", "STREAM_PER_THREAD", "STREAM_CPU",
+    "torch_pool", "torch_pool_release", "pool_install", "pool_uninstall", "driver_info", "device_info", "version",
+]
+
 _VERSION = (0, 1)  # major and minor of the C interface that is declared below
 _METADATA_MAX = 4096
 _TEXT_MAX = 512
@@ -621,7 +628,7 @@ def _type_of(dtype: Any) -> _Type:
     text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = str(text).rpartition(".")[2]
     if name not in _TYPES:
-        raise _invalid(f"dtype {dtype!r} cannot be lent: one of {', '.join(_TYPES)} can; lend a view of another type as uint8")
+        raise _invalid(f"dtype {dtype!r} is none of {', '.join(_TYPES)}: take a view of another type as uint8")
     return _TYPES[name]
 
 
@@ -1973,6 +1980,7 @@ class Exporter:
         self._loans: Dict[int, Union[Loan, _Grant]] = {}  # until they have ended
         self._ended: Set[int] = set()  # of _lingering, what was lent here
         self._early: Dict[int, List[Tuple[int, int, str]]] = {}  # events of loans that lend() has not registered yet
+        self._last_lost: Optional[Peer] = None
         self._attaches: List[_Attach] = []
         self._refusals: Deque[Error] = collections.deque()  # of attaches, not known yet of which
         self._listens = False
@@ -2187,7 +2195,9 @@ class Exporter:
         if peer is not None and peer._lost is not None:
             return _about(_error(_PEER_LOST, f"no result will come: {peer._lost}"), peer, b"")
         if peer is None and not self._peers and not self._listens and not any(one.waits for one in self._attaches):
-            return _error(_PEER_LOST, "no result will come: there is no worker (spawn() or attach() one)")
+            if self._last_lost is None:
+                return _error(_PEER_LOST, "no result will come: there is no worker (spawn() or attach() one)")
+            return _about(_error(_PEER_LOST, f"no result will come: no worker is left ({self._last_lost._lost})"), self._last_lost, b"")
         return None
 
     @staticmethod
@@ -2394,6 +2404,7 @@ class Exporter:
     def _lose(self, peer: Peer, reason: str) -> None:
         with self._context.lock:
             peer._lost = peer._lost or reason
+            self._last_lost = peer
             self._peers.pop(peer._hold.handle, None)
             if peer in self._new_peers:
                 self._new_peers.remove(peer)

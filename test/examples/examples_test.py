@@ -101,6 +101,13 @@ class Qualify(unittest.TestCase):
         self.assertIn("ok 34 - worker torch 2.9.1+cpu # SKIP it is built without CUDA", lines)
         self.assertFalse([line for line in lines if line.startswith("not ok")])
 
+    def test_what_is_not_there(self):
+        for words, why in (((sys.executable, "torch"), "cannot import torch: ModuleNotFoundError"), (("/nowhere/python",), "cannot be started"),
+                           ((sys.executable, "tensorflow"), "tensorflow is no framework: one of torch, cupy, jax")):
+            code, _, errors = run(sys.executable, EXAMPLES / "qualify.py", "--", *words)
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, "^Bail out! .*" + why)
+
     def test_a_worker_that_does_not_start(self):
         code, lines, _ = run(sys.executable, EXAMPLES / "qualify.py", "--", "/bin/false")
         self.assertEqual(code, 1)
