@@ -1937,15 +1937,31 @@ class Peer:
 
 
 class _Attach:
-    """An end of a socketpair of which the library will say one thing: that its worker shook hands, or that it was refused."""
+    """An end of a socketpair whose worker has not shaken hands yet."""
 
-    def __init__(self, account: str, process: Optional[subprocess.Popen[Any]]) -> None:
+    def __init__(self, number: int, account: str, process: Optional[subprocess.Popen[Any]]) -> None:
         self.account, self.process = account, process
         self.answer: Union[Peer, Error, None] = None
-        self.waits = True  # somebody, for the answer; else next_peer() gives it
+        try:
+            self._end = os.dup(number)  # the library closes the other one
+        except OSError as error:
+            raise _invalid(f"descriptor {number} cannot be taken: {error.strerror}") from None
 
-    def ended(self) -> bool:
-        return self.process is not None and self.process.poll() is not None
+    def over(self) -> bool:
+        """Whether the connection has ended. Of one that was refused it has before its event comes, which does not say whose it is."""
+        poll = select.poll()
+        poll.register(self._end, 0)
+        return bool(poll.poll(0))
+
+    def hang_up(self) -> None:
+        """Ends the connection, whoever else has the worker's end, and so makes its event come."""
+        with contextlib.suppress(OSError), socket.fromfd(self._end, socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._end >= 0:
+            os.close(self._end)
+        self._end = -1
 
 
 def _descends(pid: int, ancestor: int) -> bool:
@@ -1982,7 +1998,6 @@ class Exporter:
         self._early: Dict[int, List[Tuple[int, int, str]]] = {}  # events of loans that lend() has not registered yet
         self._last_lost: Optional[Peer] = None
         self._attaches: List[_Attach] = []
-        self._refusals: Deque[Error] = collections.deque()  # of attaches, not known yet of which
         self._listens = False
         self._new_peers: Deque[Union[Peer, Error]] = collections.deque()
         self._results: Deque[Tuple[Optional[Peer], Union[DeviceArray, BaseException]]] = collections.deque()
@@ -2037,6 +2052,8 @@ class Exporter:
             self._early.clear()
             self._peers.clear()
             self._results.clear()
+            while self._attaches:
+                self._attaches.pop().close()
         self._notify()
         end = time.monotonic() + timeout
         try:
@@ -2082,7 +2099,7 @@ class Exporter:
             process = subprocess.Popen(args, env=environment, pass_fds=passed, **popen)
             theirs.close()
             try:
-                peer = self._attach(ours, _Attach(account, process), timeout)
+                peer = self._attach(ours, account, timeout, process)
             except BaseException:
                 process.kill()
                 with process:  # closes its pipes, and waits
@@ -2093,41 +2110,44 @@ class Exporter:
     def attach(self, end: Any, account: str = "", timeout: Optional[float] = 30.0) -> Optional[Peer]:
         """Takes its end of a SOCK_SEQPACKET socketpair (a descriptor or a socket, which are the parent's from then on), whose other end a
         worker inherits, and waits for the handshake. With a timeout of 0 it does not wait: next_peer() gives the peer."""
-        attach = _Attach(account, None)
+        number = self._number_of(end)
         if timeout == 0:
-            attach.waits = False
-            self._take_end(end, attach)
+            self._take_end(end, number, account)
             return None
-        return self._attach(end, attach, timeout)
+        return self._attach(end, account, timeout, None)
 
-    def _take_end(self, end: Any, attach: _Attach) -> None:
+    @staticmethod
+    def _number_of(end: Any) -> int:
         if not isinstance(end, int) and not hasattr(end, "fileno"):
             raise _invalid(f"end is {end!r}, and has to be a socket or its descriptor")
-        number = end if isinstance(end, int) else end.fileno()
-        with self._context.lock:
-            self._attaches.append(attach)
-        try:
-            self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, _wire(attach.account, "account"))
-        except BaseException:
-            with self._context.lock:
-                self._attaches.remove(attach)
-            raise
+        return int(end if isinstance(end, int) else end.fileno())
+
+    def _take_end(self, end: Any, number: int, account: str) -> None:
+        self._context.call(_lib.gpuloan_context_attach, self._context.handle, number, _wire(account, "account"))
         if not isinstance(end, int):
             end.detach()
 
-    def _attach(self, end: Any, attach: _Attach, timeout: Optional[float]) -> Peer:
-        process = attach.process
+    def _attach(self, end: Any, account: str, timeout: Optional[float], process: Optional[subprocess.Popen[Any]]) -> Peer:
+        number = self._number_of(end)
+        attach = _Attach(number, account, process)
 
         def answer() -> Union[Peer, Error, None]:
-            if attach.answer is None and attach.ended():
-                return _error(_PEER_LOST, "no handshake came")
+            if attach.answer is None and process is not None and process.poll() is not None:
+                attach.hang_up()
             return attach.answer
 
         try:
-            self._take_end(end, attach)
+            with self._context.lock:  # its event may come at once
+                self._take_end(end, number, account)
+                self._attaches.append(attach)
             found = self._wait(answer, timeout, "the worker's handshake: it has to call gpuloan.worker()")
-        finally:
-            attach.waits = False
+        except BaseException:
+            with self._context.lock:
+                if process is not None and attach in self._attaches:
+                    attach.hang_up()  # it waits for its event, which would be taken for another's else
+                else:
+                    self._settle(attach, None)
+            raise
         if isinstance(found, Error):
             if process is not None:  # its end may be seen a little later than that of its socket
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -2140,10 +2160,18 @@ class Exporter:
         assert isinstance(found, Peer)
         return found
 
+    def _settle(self, attach: _Attach, answer: Union[Peer, Error, None]) -> None:
+        """With the lock held."""
+        if attach in self._attaches:
+            self._attaches.remove(attach)
+        attach.close()
+        attach.answer = answer
+
     def listen(self, path: str) -> None:
         """Listens at a socket path (mode 0600) for workers that come with a key of invite(): gpuloan.connect(path, key)."""
-        self._context.call(_lib.gpuloan_context_listen, self._context.handle, os.fsencode(path))
-        self._listens = True
+        with self._context.lock:  # whoever connects at once is welcomed after it is set
+            self._context.call(_lib.gpuloan_context_listen, self._context.handle, os.fsencode(path))
+            self._listens = True
 
     def invite(self, account: str = "") -> str:
         """A key for one start of a worker, 64 hexadecimal digits. Pass it by a descriptor or a private file, never in argv."""
@@ -2194,7 +2222,7 @@ class Exporter:
             return None
         if peer is not None and peer._lost is not None:
             return _about(_error(_PEER_LOST, f"no result will come: {peer._lost}"), peer, b"")
-        if peer is None and not self._peers and not self._listens and not any(one.waits for one in self._attaches):
+        if peer is None and not self._peers and not self._attaches and not self._listens:
             if self._last_lost is None:
                 return _error(_PEER_LOST, "no result will come: there is no worker (spawn() or attach() one)")
             return _about(_error(_PEER_LOST, f"no result will come: no worker is left ({self._last_lost._lost})"), self._last_lost, b"")
@@ -2348,7 +2376,13 @@ class Exporter:
             if peer is not None:
                 self._lose(peer, text or "the worker is gone")
         elif event.type == _Event.PEER_REFUSED:
-            self._refuse(_error(event.status, text))
+            error = _error(event.status, text)
+            with self._context.lock:
+                attach = next((one for one in self._attaches if one.over()), None)
+                if attach is None:
+                    self._new_peers.append(error)
+                else:
+                    self._settle(attach, error)
         elif event.type == _Event.REQUEST:
             self._answer(event.peer, event.request)
         elif event.type in (_Event.LOAN_DONE, _Event.LOAN_ENDED):
@@ -2363,43 +2397,15 @@ class Exporter:
         info = peer.info()
         with self._context.lock:
             self._peers[peer._hold.handle] = peer
-            mine = [one for one in self._attaches if one.account == info.account]
+            mine = sorted((one for one in self._attaches if one.account == info.account), key=_Attach.over)
             exact = [one for one in mine if one.process is not None and _descends(info.pid, one.process.pid)]
             others = [one for one in mine if one.process is None or info.pid == 0 or not self._listens]
-            attach = next(iter(sorted(exact or others, key=lambda one: not one.waits)), None)
-            if attach is not None:
-                self._attaches.remove(attach)
+            if exact or others:
+                attach = (exact or others)[0]
                 peer.process = attach.process
-                attach.answer = peer
-            if attach is None or not attach.waits:
-                self._new_peers.append(peer)
-            if not self._listens:
-                self._told_off_all()
-
-    def _refuse(self, error: Error) -> None:
-        """The library does not say who was refused. Of several it is one whose process has ended; among others it is known once all that
-        are left were refused."""
-        with self._context.lock:
-            self._refusals.append(error)
-            ended = [one for one in self._attaches if one.ended()]
-            if ended:
-                self._told_off(ended[0])
-            elif self._listens:
-                self._new_peers.append(self._refusals.popleft())
-            self._told_off_all()
-
-    def _told_off_all(self) -> None:
-        while self._refusals and len(self._refusals) >= len(self._attaches):
-            if self._attaches:
-                self._told_off(self._attaches[0])
+                self._settle(attach, peer)
             else:
-                self._new_peers.append(self._refusals.popleft())
-
-    def _told_off(self, attach: _Attach) -> None:
-        self._attaches.remove(attach)
-        attach.answer = self._refusals.popleft()
-        if not attach.waits and attach.process is None:
-            self._new_peers.append(attach.answer)
+                self._new_peers.append(peer)
 
     def _lose(self, peer: Peer, reason: str) -> None:
         with self._context.lock:

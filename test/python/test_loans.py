@@ -272,30 +272,43 @@ class WithoutDevice(Case):
 
 
 class Connections(Case):
-    def test_spawns_at_once(self):
-        """What happens to one is not told of another."""
+    def test_refusals_are_told_to_whom_they_are_about(self):
+        """Of workers that start at once, also where others may connect to a path: a failure is its own worker's alone."""
+        rubbish = ("import os, socket, time\n"
+                   "socket.socket(fileno=int(os.environ['GPULOAN_FD'])).send(b'rubbish' * 20)\n"
+                   "time.sleep(60)\n")
+        later = [sys.executable, "-c", "import os, sys; os.read(0, 1); os.execv(sys.executable, sys.argv[1:])", *worker("mirror")]
         with tempfile.TemporaryDirectory() as folder:
-            go = os.path.join(folder, "go")
-            head = f"import os, sys, time; sys.path.insert(0, {str(pathlib.Path(gpuloan.__file__).parent)!r})\nimport gpuloan\n"
-            late = head + f"while not os.path.exists({go!r}): time.sleep(0.01)\nwith gpuloan.worker() as peer: peer.next_loan()"
-            found = []
+            for listens in (False, True):
+                if listens:
+                    self.parent.listen(folder + "/socket")
+                made = []
+                gate, go = os.pipe()
+                healthy = threading.Thread(target=lambda: made.append(self.parent.spawn(later, timeout=PATIENCE, stdin=gate)))
+                healthy.start()
+                eventually(lambda: self.parent._attaches, "the healthy worker was started")
+                with self.subTest(listens=listens):
+                    for code, kind, words, timeout in (("raise SystemExit(3)", gpuloan.PeerError, "ended with exit code 3", PATIENCE),
+                                                       (rubbish, gpuloan.PeerError, "record", PATIENCE),
+                                                       ("input()", gpuloan.Timeout, "gpuloan.worker()", 0.3)):
+                        with self.refused(kind, words):
+                            self.parent.spawn([sys.executable, "-c", code], timeout=timeout, stdin=subprocess.PIPE)
+                    with self.refused(gpuloan.Timeout):
+                        self.parent.next_peer(0.05)
+                os.write(go, b"x")
+                healthy.join(PATIENCE)
+                os.close(gate)
+                os.close(go)
+                self.assertEqual([peer.lost for peer in made], [None])
+                self.assertEqual(self.parent._attaches, [])
 
-            def spawn():
-                try:
-                    found.append(self.parent.spawn([sys.executable, "-c", late], timeout=PATIENCE))
-                except gpuloan.Error as error:
-                    found.append(error)
-
-            thread = threading.Thread(target=spawn)
-            thread.start()
-            eventually(lambda: self.parent._attaches, "the first is on its way")
-            for _ in range(3):
-                with self.refused(gpuloan.PeerError, "exit code 3"):
-                    self.parent.spawn([sys.executable, "-c", "raise SystemExit(3)"], timeout=PATIENCE)
-            pathlib.Path(go).touch()
-            thread.join(PATIENCE)
-            self.assertIsInstance(found[0], gpuloan.Peer)
-            eventually(lambda: not self.parent._attaches and not self.parent._refusals, "all is told")
+    def test_attach_of_what_is_no_socketpair(self):
+        read, write = os.pipe()
+        self.addCleanup(os.close, write)
+        for end, words in ((read, "SEQPACKET"), (9999, "descriptor 9999")):
+            with self.refused(gpuloan.CallError, words):
+                self.parent.attach(end, timeout=PATIENCE)
+        os.close(read)  # it is still this test's
 
     def test_listen_that_fails(self):
         with self.refused(gpuloan.Error, "ENOENT"):
