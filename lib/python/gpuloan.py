@@ -674,7 +674,9 @@ _capsule_valid = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(("PyCapsule_IsVali
 _capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_char_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 
-_exports: Dict[int, Tuple[Any, ...]] = {}  # what was exported and not yet deleted, by the address of its managed tensor
+# What was exported and not yet deleted, by the address of its managed tensor. One table of the process, as the library is one, however
+# often this file is loaded.
+_exports: Dict[int, Tuple[Any, ...]] = sys.__dict__.setdefault("_gpuloan_exports", {})
 
 
 # Deleters and destructors are called while an exception is under way, too, when nothing of Python may be: the library's only note what
@@ -697,6 +699,7 @@ def _address(function: Any) -> Any:
 
 _dl_take_all = ctypes.CFUNCTYPE(c_int, c_void_p)(_dl_take)
 _api = ctypes.pythonapi
+_api.Py_IncRef(ctypes.py_object(_dl_take_all))  # for ever, as the library has its address
 _check(_lib.gpuloan_dlpack_python_set(byref(_DLPython(
     holds_lock=_address(_api.PyGILState_Check), exception=_address(_api.PyErr_Occurred), call_soon=_address(_api.Py_AddPendingCall),
     capsule_is_valid=_address(_api.PyCapsule_IsValid), capsule_pointer=_address(_api.PyCapsule_GetPointer),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tensors in and out: every dtype, shape and layout, and what is refused with which words."""
 import ctypes
+import importlib.util
 import itertools
 import json
 import struct
@@ -242,6 +243,22 @@ class Out(Case):
             with self.assertRaises(AttributeError):
                 self.array.__dlpack__(max_version=version).misspelt
         self.assertEqual(len(gpuloan._exports), before)
+
+    def test_module_that_is_loaded_twice(self):
+        """What one of them gave away, the other one drops."""
+        before = len(gpuloan._exports)
+        consumer = fakes.Consumer(self.array.__dlpack__())
+        specification = importlib.util.spec_from_file_location("gpuloan_again", gpuloan.__file__)
+        again = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(again)
+        consumer.release()
+        again._dl_take()
+        self.assertEqual(len(gpuloan._exports), before)
+        consumer = fakes.Consumer(self.array.__dlpack__())
+        del again, specification
+        collect()  # the library still has the address of what is gone
+        consumer.release()
+        eventually(lambda: len(gpuloan._exports) == before, "it is dropped")
 
     def test_many_deleted_at_once_by_another_thread(self):
         before = len(gpuloan._exports)
