@@ -1923,9 +1923,15 @@ class Peer:
         options.release_user = address
         handle = c_void_p()
         covered = source.covered
+        call = (_lib.gpuloan_lend, self._hold.handle, source.pointer if covered else 0, covered, byref(options), byref(handle))
         try:
-            pointer = source.pointer if covered else 0
-            self._context.call(_lib.gpuloan_lend, self._hold.handle, pointer, covered, byref(options), byref(handle))
+            try:
+                self._context.call(*call)
+            except CallError as error:
+                if error.status != _BUSY:
+                    raise
+                exporter._await_ends()  # it may be a result, which its worker is letting go of just now
+                self._context.call(*call)
         except BaseException as error:
             _kept.pop(address, None)
             raise _told(error, self, "loan")
@@ -2328,6 +2334,14 @@ class Exporter:
             poll.register(self._fd, select.POLLIN)
             poll.poll(deadline.left() * 1000)
             self._drain()
+
+    def _await_ends(self) -> None:
+        """Until the loans have ended of which the results were handed out, or for a second."""
+        def over() -> Optional[bool]:
+            return not any(isinstance(one, _Grant) and one.result is None for one in self._loans.values()) or None
+
+        with contextlib.suppress(Timeout):
+            self._wait(over, 1.0, "the ends of results")
 
     def _catch_up(self, loan: Loan) -> None:
         """Until the end of the loan was handled here too, and with it what ended before: requests of a job that failed, say."""

@@ -193,6 +193,34 @@ class Failed(Case):
             with self.refused(gpuloan.LoanError, "so"):
                 self.parent.next_result(PATIENCE)
 
+    def test_result_that_goes_on_while_its_worker_lets_go(self):
+        """The moment between done() and the end of the worker's loan, made longer."""
+        ours, theirs = pair(self.parent)
+        with theirs:
+            out = theirs.request(4, "uint8", timeout=PATIENCE)
+            out.tensor
+            out.done()
+            result = self.parent.next_result(PATIENCE)
+            busy = gpuloan._error(gpuloan._BUSY, "it is lent for write")
+            real = self.parent._context.call
+            for refusals in (1, 2):
+                left = [busy] * refusals
+
+                def call(function, *arguments):
+                    if function is gpuloan._lib.gpuloan_lend and left:
+                        raise left.pop()
+                    real(function, *arguments)
+
+                with mock.patch.object(self.parent._context, "call", call):
+                    if refusals == 2:
+                        with self.refused(gpuloan.CallError, "lent for write"):
+                            ours.lend(result)
+                        return
+                    loan = ours.lend(result)
+                with theirs.next_loan(PATIENCE):
+                    pass
+                loan.wait(PATIENCE)
+
     def test_twice(self):
         ours, theirs = pair(self.parent)
         with theirs:
