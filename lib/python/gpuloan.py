@@ -2485,11 +2485,11 @@ class Exporter:
                 self._grant_tensor(peer, request, layout, decision)
         except BaseException as error:  # told to the worker, which asked; next_result raises what the grant function did wrong
             context.status(_lib.gpuloan_request_deny, request, _wire(_words(error) or type(error).__name__, "the reason"))
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is not self._thread:
+                raise  # Ctrl-C, on an asyncio loop
             if decided:
                 with context.lock:
                     self._results.append((peer, _about(error, peer, user)))
-            elif not isinstance(error, Exception):
-                raise
 
     def _grant_region(self, peer: Peer, request: int, layout: _Layout) -> None:
         context = self._context

@@ -440,6 +440,21 @@ class Asyncio(Case):
         self.assertEqual(self.parent.next_result(PATIENCE).copy_to_host(), b"\xff")
         self.assertEqual((self.parent._futures, self.parent._loops), ([], {}))
 
+    def test_interrupt_in_the_grant_function(self):
+        """It is Ctrl-C's: the loop ends of it, and the worker is denied."""
+        peer = self.spawn("mirror", stderr=subprocess.PIPE)
+        self.parent.grant = mock.Mock(side_effect=KeyboardInterrupt)
+
+        async def main():
+            result = asyncio.ensure_future(self.parent.result(peer))
+            await asyncio.sleep(0)
+            peer.lend(fakes.Torch("uint8", (1,), b"x"))
+            await asyncio.wait_for(result, PATIENCE)
+
+        with self.assertRaises(KeyboardInterrupt):
+            asyncio.run(main())
+        self.assertIn(b"gpuloan.LoanError: KeyboardInterrupt", peer.process.communicate(timeout=PATIENCE)[1])
+
     def test_loop_that_stopped_with_something_awaited(self):
         """The thread takes events again: the worker's request is granted while the parent waits."""
         peer = self.spawn("mirror")
