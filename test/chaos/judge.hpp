@@ -47,7 +47,7 @@ class Round {
     bool ready = false, struck = false, hostile = false;
     bool awaits[2] = {false, false}; // that side has to say that it is lost
     bool told[2] = {false, false};   // it has
-    std::uint64_t struck_ms = 0;
+    std::uint64_t struck_ms = 0, waited_ms = 0; // when the other side died, and what the living one had waited for a CPU until then
   };
 
   void start(Proc& proc);
